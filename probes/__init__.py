@@ -1,0 +1,1 @@
+"""Probe pools: what each candidate edge would have done, found out offline."""

@@ -1,0 +1,1 @@
+"""Training of selectors from probe pools."""

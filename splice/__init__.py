@@ -1,0 +1,1 @@
+"""SPLICE: repair fixed workflows of LLM agents, query by query."""
