@@ -1,1 +1,164 @@
-"""SPLICE: repair fixed workflows of LLM agents, query by query."""
+"""SPLICE: repair fixed workflows of LLM agents, query by query.
+
+The public names are imported when they are first used, so that `splice --help` and a bare
+`import splice` stay quick; the table below says where each of them lives.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from splice._version import __version__
+
+if TYPE_CHECKING:
+    from splice.api import arepair, arepair_many, arun, repair, repair_many, run
+    from splice.diagnosis import diagnose
+    from splice.errors import (
+        BudgetExceeded,
+        ModelError,
+        PromptError,
+        QueryError,
+        ScriptExhausted,
+        SettingsError,
+        SpliceError,
+        StoreError,
+        TraceMismatch,
+        WeightsError,
+        WorkflowError,
+        WriteBlocked,
+    )
+    from splice.executor import NodeInput, RunSettings
+    from splice.ledger import Budget
+    from splice.line import RepairSettings
+    from splice.message import MessageSettings
+    from splice.models.cache import CachedModel
+    from splice.models.endpoint import Endpoint
+    from splice.models.limits import Limits
+    from splice.models.local import LocalModel
+    from splice.models.scripted import ScriptedModel
+    from splice.queries import Case, load_cases
+    from splice.records import (
+        Abstention,
+        Document,
+        ModelSettings,
+        NodeRun,
+        Price,
+        Query,
+        RepairBatch,
+        RepairResult,
+        Trace,
+    )
+    from splice.selector import RuleSelector
+    from splice.store import TraceStore
+    from splice.tools import tool
+    from splice.workflow import Agent, Function, Tool, Workflow, load_workflow
+
+_HOME = {
+    "splice.api": ("arepair", "arepair_many", "arun", "repair", "repair_many", "run"),
+    "splice.diagnosis": ("diagnose",),
+    "splice.errors": (
+        "BudgetExceeded",
+        "ModelError",
+        "PromptError",
+        "QueryError",
+        "ScriptExhausted",
+        "SettingsError",
+        "SpliceError",
+        "StoreError",
+        "TraceMismatch",
+        "WeightsError",
+        "WorkflowError",
+        "WriteBlocked",
+    ),
+    "splice.executor": ("NodeInput", "RunSettings"),
+    "splice.ledger": ("Budget",),
+    "splice.line": ("RepairSettings",),
+    "splice.message": ("MessageSettings",),
+    "splice.models.cache": ("CachedModel",),
+    "splice.models.endpoint": ("Endpoint",),
+    "splice.models.limits": ("Limits",),
+    "splice.models.local": ("LocalModel",),
+    "splice.models.scripted": ("ScriptedModel",),
+    "splice.queries": ("Case", "load_cases"),
+    "splice.records": (
+        "Abstention",
+        "Document",
+        "ModelSettings",
+        "NodeRun",
+        "Price",
+        "Query",
+        "RepairBatch",
+        "RepairResult",
+        "Trace",
+    ),
+    "splice.selector": ("RuleSelector",),
+    "splice.store": ("TraceStore",),
+    "splice.tools": ("tool",),
+    "splice.workflow": ("Agent", "Function", "Tool", "Workflow", "load_workflow"),
+}
+_MODULE = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "Abstention",
+    "Agent",
+    "Budget",
+    "BudgetExceeded",
+    "CachedModel",
+    "Case",
+    "Document",
+    "Endpoint",
+    "Function",
+    "Limits",
+    "LocalModel",
+    "MessageSettings",
+    "ModelError",
+    "ModelSettings",
+    "NodeInput",
+    "NodeRun",
+    "Price",
+    "PromptError",
+    "Query",
+    "QueryError",
+    "RepairBatch",
+    "RepairResult",
+    "RepairSettings",
+    "RuleSelector",
+    "RunSettings",
+    "ScriptExhausted",
+    "ScriptedModel",
+    "SettingsError",
+    "SpliceError",
+    "StoreError",
+    "Tool",
+    "Trace",
+    "TraceMismatch",
+    "TraceStore",
+    "WeightsError",
+    "Workflow",
+    "WorkflowError",
+    "WriteBlocked",
+    "__version__",
+    "arepair",
+    "arepair_many",
+    "arun",
+    "diagnose",
+    "load_cases",
+    "load_workflow",
+    "repair",
+    "repair_many",
+    "run",
+    "tool",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_MODULE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -42,6 +42,22 @@ AbstentionCategory: TypeAlias = Literal[
 """Why a node can't act (EARS section 3.1)."""
 
 
+FailureKind: TypeAlias = Literal[
+    "model",
+    "timeout",
+    "run_timeout",
+    "budget",
+    "empty",
+    "too_large",
+    "tool_rounds",
+    "abstention_syntax",
+    "exception",
+    "output_type",
+    "missing_input",
+]
+"""Why a node failed or was skipped; `missing_input` and `run_timeout` can mean skipped."""
+
+
 class Record(BaseModel):
     """A frozen value that refuses unknown keys."""
 
@@ -255,23 +271,9 @@ class ToolCall(Record):
 
 
 class NodeFailure(Record):
-    """Why a node failed."""
+    """Why a node failed or was skipped."""
 
-    kind: Literal[
-        "model",
-        "tool",
-        "timeout",
-        "run_timeout",
-        "budget",
-        "empty",
-        "truncated",
-        "too_large",
-        "tool_rounds",
-        "abstention_syntax",
-        "exception",
-        "output_type",
-        "cancelled",
-    ]
+    kind: FailureKind
     message: str
 
 
@@ -297,6 +299,8 @@ class NodeRun(Record):
     """Sum over the node's calls; None for a function. Cached calls are left out."""
     model: ModelIdentity | None = None
     rollout: int = 0
+    is_truncated: bool = False
+    """The model's reply was cut off at `max_tokens`."""
     key: str | None = None
     """Memo key, where one was needed: digest of definition, model, input and rollout."""
     started_s: float = 0.0

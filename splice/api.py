@@ -1,0 +1,409 @@
+"""The doors: run and repair, async and sync.
+
+The sync doors work in scripts and, where an event loop is already running, in notebooks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from splice.diagnosis import Diagnoser, diagnose
+from splice.errors import QueryError
+from splice.executor import Memo, Models, OnNode, RunSettings, execute, memo_key
+from splice.ledger import Account
+from splice.line import Progress, RepairSettings, admit, repair_from
+from splice.models.default import default_model
+from splice.models.protocol import ChatModel
+from splice.records import (
+    ChatMessage,
+    ModelIdentity,
+    NodeId,
+    NodeRun,
+    Query,
+    RepairBatch,
+    RepairResult,
+    Trace,
+)
+from splice.selector import Selector
+from splice.store import TraceStore
+from splice.workflow import Workflow
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+async def arun(
+    workflow: Workflow,
+    query: Query | str,
+    *,
+    model: Models | None = None,
+    settings: RunSettings = RunSettings(),
+    store: TraceStore | None = None,
+) -> Trace:
+    """Run a workflow on one query and record it.
+
+    Args:
+        workflow: what to run.
+        query: a query, or its text.
+        model: what answers the agents: one model, or models by the name that nodes use. None: the
+            endpoint of the environment, else the embedded local model.
+        settings: limits, rollout and budget.
+        store: gets each node run as it ends, and the trace. Node runs that it holds already are
+            not run again, so an interrupted run goes on where it stopped.
+
+    Raises:
+        QueryError: the query does not fit the workflow.
+        SettingsError: a model is missing.
+    """
+    asked = _query(query)
+    models = _models(workflow, model)
+    if store is None:
+        return await execute(workflow, asked, models, settings=settings)
+    memo, on_node = _resume(workflow, store, settings)
+    trace = await execute(
+        workflow, asked, models, settings=settings, memo=memo, on_node=on_node, keep_keys=True
+    )
+    store.put_trace(trace)
+    return trace
+
+
+async def arepair(
+    workflow: Workflow,
+    query: Query | str | None = None,
+    *,
+    model: Models | None = None,
+    base: Trace | None = None,
+    settings: RepairSettings = RepairSettings(),
+    selector: Selector | None = None,
+    diagnoser: Diagnoser = diagnose,
+    store: TraceStore | None = None,
+) -> RepairResult:
+    """Run a workflow on one query, try the most promising missing edge, keep the better answer.
+
+    Args:
+        workflow: what to repair.
+        query: a query, or its text; not needed with `base`.
+        model: as in `arun`.
+        base: a recorded base run to start from; None: the workflow is run first.
+        settings: how to run and repair.
+        selector: gives the outcome probabilities; None: the documented rules.
+        diagnoser: finds headroom and candidate edges; None: the documented heuristics.
+        store: gets every node run as it ends, the traces and the result.
+
+    Raises:
+        QueryError: the query does not fit the workflow, or neither query nor base is given.
+        TraceMismatch: another workflow recorded `base`.
+        SettingsError: a model is missing.
+    """
+    models = _models(workflow, model)
+    budget = settings.run.budget
+    account = None if budget.is_unlimited else Account(budget)
+    if base is None:
+        if query is None:
+            raise QueryError("repair needs a query or a base run")
+        base = await _base_run(workflow, _query(query), models, settings.run, account, store)
+    workflow.check_trace(base)
+    result = await repair_from(
+        workflow,
+        base,
+        models,
+        settings=settings,
+        selector=selector,
+        diagnoser=diagnoser,
+        account=account,
+    )
+    if store is not None:
+        store.put_result(result)
+    return result
+
+
+async def arepair_many(
+    workflow: Workflow,
+    queries: Sequence[Query | str],
+    *,
+    model: Models | None = None,
+    budget_fraction: float = 0.5,
+    concurrency: int = 8,
+    settings: RepairSettings = RepairSettings(),
+    selector: Selector | None = None,
+    diagnoser: Diagnoser = diagnose,
+    store: TraceStore | None = None,
+    progress: Progress | None = None,
+) -> RepairBatch:
+    """Run all queries, then give trials to those with the most room for improvement.
+
+    Args:
+        workflow: what to repair.
+        queries: queries, or their texts.
+        model: as in `arun`.
+        budget_fraction: at most `floor(budget_fraction * n)` queries get a trial.
+        concurrency: queries in flight; the endpoint's own limits hold beside it.
+        settings: how to run and repair; its budget is for the whole batch.
+        selector: gives the outcome probabilities; None: the documented rules.
+        diagnoser: finds headroom and candidate edges.
+        store: gets every node run as it ends, the traces and the results.
+        progress: told of each query that is done, by stage.
+
+    Raises:
+        QueryError: a query does not fit; raised before the first call.
+        SettingsError: a model is missing, or a number is out of range.
+    """
+    if not 0.0 <= budget_fraction <= 1.0:
+        raise QueryError(f"budget_fraction is {budget_fraction}; it lies between 0 and 1")
+    asked = _queries(workflow, queries)
+    models = _models(workflow, model)
+    budget = settings.run.budget
+    account = None if budget.is_unlimited else Account(budget)
+    began = time.perf_counter()
+
+    async def run_one(query: Query) -> Trace:
+        return await _base_run(workflow, query, models, settings.run, account, store)
+
+    bases = await _each(asked, run_one, concurrency, progress, "run")
+    diagnoses = [diagnoser(workflow, base) for base in bases]
+    chosen = admit(
+        diagnoses,
+        [query.id for query in asked],
+        budget_fraction=budget_fraction,
+        settings=settings,
+    )
+
+    async def repair_one(place: int) -> RepairResult:
+        result = await repair_from(
+            workflow,
+            bases[place],
+            models,
+            settings=settings,
+            selector=selector,
+            diagnosis=diagnoses[place],
+            account=account,
+            is_admitted=place in chosen,
+        )
+        if store is not None:
+            store.put_result(result)
+        return result
+
+    results = await _each(range(len(asked)), repair_one, concurrency, progress, "repair")
+    return RepairBatch(
+        results=tuple(results),
+        budget_fraction=budget_fraction,
+        n_trials=sum(result.trial is not None for result in results),
+        stop_reason=_batch_stop(results),
+        elapsed_s=time.perf_counter() - began,
+    )
+
+
+def run(
+    workflow: Workflow,
+    query: Query | str,
+    *,
+    model: Models | None = None,
+    settings: RunSettings = RunSettings(),
+    store: TraceStore | None = None,
+) -> Trace:
+    """Run a workflow on one query and record it; `arun` without `await`."""
+    models = _models(workflow, model)
+    return _wait(arun(workflow, query, model=models, settings=settings, store=store), models)
+
+
+def repair(
+    workflow: Workflow,
+    query: Query | str | None = None,
+    *,
+    model: Models | None = None,
+    base: Trace | None = None,
+    settings: RepairSettings = RepairSettings(),
+    selector: Selector | None = None,
+    diagnoser: Diagnoser = diagnose,
+    store: TraceStore | None = None,
+) -> RepairResult:
+    """Run a workflow on one query and repair it; `arepair` without `await`."""
+    models = _models(workflow, model)
+    work = arepair(
+        workflow,
+        query,
+        model=models,
+        base=base,
+        settings=settings,
+        selector=selector,
+        diagnoser=diagnoser,
+        store=store,
+    )
+    return _wait(work, models)
+
+
+def repair_many(
+    workflow: Workflow,
+    queries: Sequence[Query | str],
+    *,
+    model: Models | None = None,
+    budget_fraction: float = 0.5,
+    concurrency: int = 8,
+    settings: RepairSettings = RepairSettings(),
+    selector: Selector | None = None,
+    diagnoser: Diagnoser = diagnose,
+    store: TraceStore | None = None,
+    progress: Progress | None = None,
+) -> RepairBatch:
+    """Run and repair many queries under one budget; `arepair_many` without `await`."""
+    models = _models(workflow, model)
+    work = arepair_many(
+        workflow,
+        queries,
+        model=models,
+        budget_fraction=budget_fraction,
+        concurrency=concurrency,
+        settings=settings,
+        selector=selector,
+        diagnoser=diagnoser,
+        store=store,
+        progress=progress,
+    )
+    return _wait(work, models)
+
+
+# --- behind the doors ------------------------------------------------------------------------
+
+
+def _query(query: Query | str) -> Query:
+    return Query(text=query) if isinstance(query, str) else query
+
+
+def _queries(workflow: Workflow, queries: Sequence[Query | str]) -> list[Query]:
+    """Queries with distinct ids, each checked before the first call."""
+    asked = [
+        Query(text=query, id=f"q{place}") if isinstance(query, str) else query
+        for place, query in enumerate(queries, 1)
+    ]
+    seen: set[str] = set()
+    for query in asked:
+        workflow.check_query(query)
+        if query.id in seen:
+            raise QueryError(f"there are two queries with the id {query.id!r}")
+        seen.add(query.id)
+    return asked
+
+
+def _models(workflow: Workflow, model: Models | None) -> Models:
+    """The given models, or the default one if the workflow has any agent."""
+    if model is not None:
+        return model
+    if all(node.kind == "function" for node in workflow.nodes):
+        return {}
+    return default_model()
+
+
+async def _base_run(
+    workflow: Workflow,
+    query: Query,
+    models: Models,
+    settings: RunSettings,
+    account: Account | None,
+    store: TraceStore | None,
+) -> Trace:
+    if store is None:
+        return await execute(workflow, query, models, settings=settings, account=account)
+    memo, on_node = _resume(workflow, store, settings)
+    trace = await execute(
+        workflow,
+        query,
+        models,
+        settings=settings,
+        account=account,
+        memo=memo,
+        on_node=on_node,
+        keep_keys=True,
+    )
+    store.put_trace(trace)
+    return trace
+
+
+def _resume(workflow: Workflow, store: TraceStore, settings: RunSettings) -> tuple[Memo, OnNode]:
+    """A memo over the node runs of a store, and what writes new ones into it.
+
+    Found by content, never by position: by the node's definition, its model, the rollout and the
+    rendered input. A node that failed is run again.
+    """
+    known = store.memo()
+
+    def recorded(
+        node: NodeId, messages: tuple[ChatMessage, ...], model: ModelIdentity | None
+    ) -> NodeRun | None:
+        fingerprint = workflow.node_fingerprints[node]
+        return known.get(memo_key(fingerprint, model, settings.rollout, messages))
+
+    def keep(run: NodeRun) -> None:
+        store.put_node_run(run)
+
+    return recorded, keep
+
+
+async def _each(
+    items: Sequence[T],
+    work: Callable[[T], Coroutine[Any, Any, R]],
+    concurrency: int,
+    progress: Progress | None,
+    stage: str,
+) -> list[R]:
+    """Do `work` for each item, `concurrency` at a time; results in the order of the items.
+
+    The first error cancels what is in flight and is raised.
+    """
+    results: dict[int, R] = {}
+    places = iter(range(len(items)))
+
+    async def worker() -> None:
+        for place in places:
+            results[place] = await work(items[place])
+            if progress is not None:
+                progress(stage, len(results), len(items))
+
+    workers = [asyncio.create_task(worker()) for _ in range(min(concurrency, len(items)))]
+    try:
+        await asyncio.gather(*workers)
+    except BaseException:
+        for task in workers:
+            task.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+        raise
+    return [results[place] for place in range(len(items))]
+
+
+def _batch_stop(results: Sequence[RepairResult]) -> str:
+    """`done`, or `budget` if a node or a trial was stopped by it."""
+    runs = [run for result in results for run in result.base.node_runs]
+    runs += [run for result in results if result.trial for run in result.trial.trace.node_runs]
+    refused = any(run.failure is not None and run.failure.kind == "budget" for run in runs)
+    return "budget" if refused else "done"
+
+
+def _wait(work: Coroutine[Any, Any, T], models: Models) -> T:
+    """Run a coroutine to its end, on a loop of its own.
+
+    Where a loop is running already, as in a notebook, that loop belongs to a thread of its own. The
+    models' connections belong to the loop and are closed with it.
+    """
+
+    async def finish() -> T:
+        try:
+            return await work
+        finally:
+            for model in _distinct(models):
+                await model.aclose()
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(finish())
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(asyncio.run, finish()).result()
+
+
+def _distinct(models: Models) -> list[ChatModel]:
+    if not isinstance(models, Mapping):
+        return [models]
+    return list({id(model): model for model in models.values()}.values())

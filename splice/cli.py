@@ -1,0 +1,396 @@
+"""The command line: data on stdout, progress and notes on stderr.
+
+Exit codes: 0 done (an answer that was retained is no failure), 1 failed, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from splice import models_cli
+from splice._version import __version__
+from splice.errors import SettingsError, SpliceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from splice.line import Progress, RepairSettings
+    from splice.models.protocol import ChatModel
+    from splice.queries import Case
+    from splice.records import RepairBatch, Trace
+    from splice.store import TraceStore
+    from splice.workflow import Workflow
+
+app = typer.Typer(
+    help="Repair fixed workflows of LLM agents, query by query.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+trace_app = typer.Typer(help="Read recorded runs.", no_args_is_help=True)
+app.add_typer(trace_app, name="trace")
+app.add_typer(models_cli.app, name="models")
+
+WorkflowPath = Annotated[
+    Path, typer.Argument(metavar="WORKFLOW", help="A workflow as a TOML file.")
+]
+Text = Annotated[str | None, typer.Option("--query", "-q", help="The question.")]
+QueriesPath = Annotated[
+    Path | None, typer.Option("--queries", help="Questions as JSONL: text, id, context, answers.")
+]
+Code = Annotated[
+    Path | None,
+    typer.Option(help="A Python file with the functions and tools that the workflow names."),
+]
+ModelName = Annotated[
+    str | None, typer.Option("--model", help="Model at the endpoint, or embedded model by name.")
+]
+Threads = Annotated[int, typer.Option(min=1, help="Threads of the embedded model.")]
+StorePath = Annotated[
+    Path | None, typer.Option("--store", help="Record into this file, and go on from it.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def main() -> None:
+    """Run the command line; errors of ours become one line on stderr and exit code 1."""
+    try:
+        app()
+    except SpliceError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"splice {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Repair fixed workflows of LLM agents, query by query."""
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
+) -> None:
+    """Write a working sample: a trip desk of five agents, its papers and twenty questions."""
+    from splice.sample import write_sample
+
+    write_sample(folder)
+    typer.echo(f"wrote {folder / 'workflow.toml'}, its documents and {folder / 'queries.jsonl'}")
+    typer.echo(
+        f"next: splice validate {folder / 'workflow.toml'}\n"
+        f"      splice repair {folder / 'workflow.toml'} --queries {folder / 'queries.jsonl'}",
+        err=True,
+    )
+
+
+@app.command()
+def validate(workflow: WorkflowPath, code: Code = None, as_json: AsJson = False) -> None:
+    """Check a workflow and show its graph."""
+    from splice.report import workflow_text
+
+    loaded = _load(workflow, code)
+    if as_json:
+        found = {
+            "name": loaded.name,
+            "nodes": list(loaded.plan.order),
+            "edges": [list(edge) for edge in loaded.edges],
+            "output": loaded.output,
+            "candidate_edges": [
+                [edge.source, edge.receiver, edge.kind] for edge in loaded.candidate_edges
+            ],
+            "fingerprint": loaded.fingerprint,
+        }
+        typer.echo(json.dumps(found, indent=2))
+        return
+    typer.echo(workflow_text(loaded.plan.order, loaded.edges, loaded.output))
+    n = len(loaded.candidate_edges)
+    typer.echo(f"\n{loaded.name}: valid; {n} missing edges could be tried")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of workflow files, for editors."""
+    from splice.workflow import workflow_schema
+
+    typer.echo(json.dumps(workflow_schema(), indent=2))
+
+
+@app.command()
+def run(
+    workflow: WorkflowPath,
+    query: Text = None,
+    queries: QueriesPath = None,
+    code: Code = None,
+    model: ModelName = None,
+    threads: Threads = 1,
+    store: StorePath = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a workflow as it is and show what each node read and said."""
+    import asyncio
+
+    from splice.api import arun
+    from splice.report import trace_text
+
+    loaded, cases = _load(workflow, code), _cases(query, queries)
+    _check(loaded, cases)
+    answering = _model(loaded, model, threads)
+
+    async def run_all() -> list[Trace]:
+        with _store(store) as opened:
+            traces = []
+            for place, case in enumerate(cases, 1):
+                _note(f"{place}/{len(cases)} {case.query.id}", only_if=len(cases) > 1)
+                traces.append(await arun(loaded, case.query, model=answering, store=opened))
+            if answering is not None:
+                await answering.aclose()
+            return traces
+
+    traces = asyncio.run(run_all())
+    for trace in traces:
+        typer.echo(trace.model_dump_json() if as_json else trace_text(trace))
+    if any(trace.by_node[loaded.output].status == "failed" for trace in traces):
+        raise typer.Exit(1)
+
+
+@app.command()
+def repair(
+    workflow: WorkflowPath,
+    query: Text = None,
+    queries: QueriesPath = None,
+    code: Code = None,
+    model: ModelName = None,
+    threads: Threads = 1,
+    store: StorePath = None,
+    budget: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Share of the questions that may get a trial."),
+    ] = 0.5,
+    writer: Annotated[
+        str, typer.Option(help="Who writes messages: extractive (no call) or model.")
+    ] = "extractive",
+    weighting: Annotated[
+        str, typer.Option(help="Weights of the decision rule: headroom or none.")
+    ] = "headroom",
+    report: Annotated[
+        Path | None, typer.Option(help="Write the result of one question as an HTML page.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a workflow, try the most promising missing edge, keep the better answer."""
+    import asyncio
+
+    from splice.api import arepair, arepair_many
+    from splice.report import result_page
+
+    loaded, cases = _load(workflow, code), _cases(query, queries)
+    _check(loaded, cases)
+    settings = _repair_settings(writer, weighting)
+    if report is not None and queries is not None:
+        raise typer.BadParameter("--report shows one question; give it with --query")
+    answering = _model(loaded, model, threads)
+    if queries is None:
+
+        async def one() -> str:
+            with _store(store) as opened:
+                result = await arepair(
+                    loaded, cases[0].query, model=answering, settings=settings, store=opened
+                )
+            if answering is not None:
+                await answering.aclose()
+            if report is not None:
+                _write(report, result_page(result))
+            return result.to_json() if as_json else str(result)
+
+        typer.echo(asyncio.run(one()))
+        return
+
+    async def many() -> RepairBatch:
+        with _store(store) as opened, _progress(len(cases)) as progress:
+            batch = await arepair_many(
+                loaded,
+                [case.query for case in cases],
+                model=answering,
+                budget_fraction=budget,
+                settings=settings,
+                store=opened,
+                progress=progress,
+            )
+        if answering is not None:
+            await answering.aclose()
+        return batch
+
+    _show_batch(asyncio.run(many()), cases, as_json)
+
+
+@trace_app.command("show")
+def trace_show(
+    path: Annotated[Path, typer.Argument(metavar="STORE", help="A file written by --store.")],
+    query: Annotated[str | None, typer.Option(help="Only runs of the query with this id.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Texts in full.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print recorded runs and repairs, readable or as JSON lines."""
+    from splice.report import trace_text
+    from splice.store import read_store
+
+    contents = read_store(path)
+    for damage in contents.damage:
+        _note(f"{path}:{damage.line}: {damage.reason}; left out")
+    results = [r for r in contents.results.values() if query in (None, r.query.id)]
+    told = {result.base.content() for result in results}
+    traces = [
+        trace
+        for trace in contents.traces.values()
+        if query in (None, trace.query.id) and trace.content() not in told
+    ]
+    # A trial's run stands in its result; alone it would look like a run of the bare workflow.
+    tried = {result.trial.trace.content() for result in results if result.trial is not None}
+    traces = [trace for trace in traces if trace.content() not in tried]
+    if not results and not traces:
+        known = ", ".join(sorted({trace.query.id for trace in contents.traces.values()})) or "none"
+        raise typer.BadParameter(f"no run of query {query!r} in {path}; there are: {known}")
+    for result in results:
+        typer.echo(result.to_json() if as_json else f"{result}\n")
+        if full and not as_json:
+            typer.echo(trace_text(result.base, full=True))
+            if result.trial is not None:
+                typer.echo(trace_text(result.trial.trace, full=True))
+    for trace in traces:
+        typer.echo(trace.model_dump_json() if as_json else trace_text(trace, full=full))
+
+
+# --- what the commands share -----------------------------------------------------------------
+
+
+def _note(text: str, *, only_if: bool = True) -> None:
+    if only_if:
+        typer.echo(text, err=True)
+
+
+def _load(path: Path, code: Path | None) -> Workflow:
+    from splice.code import load_code
+    from splice.workflow import load_workflow
+
+    functions, tools = load_code(code) if code is not None else ({}, ())
+    return load_workflow(path, functions=functions, tools=tools)
+
+
+def _cases(query: str | None, queries: Path | None) -> tuple[Case, ...]:
+    from splice.queries import Case, load_cases
+    from splice.records import Query
+
+    if (query is None) == (queries is None):
+        raise typer.BadParameter("give either --query or --queries")
+    if queries is not None:
+        return load_cases(queries)
+    return (Case(query=Query(text=query or "")),)
+
+
+def _check(workflow: Workflow, cases: tuple[Case, ...]) -> None:
+    for case in cases:
+        workflow.check_query(case.query)
+
+
+def _model(workflow: Workflow, name: str | None, threads: int) -> ChatModel | None:
+    """The model of the environment; None for a workflow without agents."""
+    if all(node.kind == "function" for node in workflow.nodes):
+        return None
+    from splice.models.default import default_model
+    from splice.models.local import LocalModel
+
+    model = default_model(name)
+    if isinstance(model, LocalModel):
+        model = LocalModel(name, threads=threads)
+        identity = model.identity(None)
+        _note(f"no endpoint is configured: asking the embedded model {identity.name}")
+    return model
+
+
+def _repair_settings(writer: str, weighting: str) -> RepairSettings:
+    from pydantic import ValidationError
+
+    from splice.line import RepairSettings
+
+    try:
+        return RepairSettings.model_validate(
+            {"message": {"writer": writer}, "weighting": weighting}
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise typer.BadParameter(f"{first['loc'][-1]}: {first['msg']}") from None
+
+
+@contextmanager
+def _store(path: Path | None) -> Iterator[TraceStore | None]:
+    if path is None:
+        yield None
+        return
+    import os
+
+    from splice.redact import Redactor
+    from splice.store import TraceStore
+
+    with TraceStore(path, redactor=Redactor(os.environ)) as store:
+        if store.recovered is not None:
+            _note(f"{path}: {store.recovered.reason}; everything before it is there")
+        yield store
+
+
+@contextmanager
+def _progress(n: int) -> Iterator[Progress]:
+    """A progress bar on stderr, one task a stage."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description:<7}"), BarColumn(), MofNCompleteColumn())
+    with Bars(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bars:
+        tasks = {stage: bars.add_task(stage, total=n) for stage in ("run", "repair")}
+
+        def show(stage: str, n_done: int, n_all: int) -> None:
+            bars.update(tasks[stage], completed=n_done, total=n_all)
+
+        yield show
+
+
+def _show_batch(batch: RepairBatch, cases: tuple[Case, ...], as_json: bool) -> None:
+    from splice.report import batch_table, batch_totals, result_rows
+
+    if as_json:
+        typer.echo(batch.model_dump_json())
+        return
+    from rich.console import Console
+
+    by_id = {case.query.id: case for case in cases}
+
+    def is_correct(answer: str | None, query_id: str) -> bool:
+        return bool(by_id[query_id].is_correct(answer))
+
+    is_scored = all(case.answers for case in cases)
+    rows = result_rows(batch, is_correct if is_scored else None)
+    Console().print(batch_table(rows))
+    typer.echo(batch_totals(rows, batch))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}") from None
+    _note(f"wrote {path}")

@@ -1,0 +1,228 @@
+"""The line: query -> execute -> trace -> diagnose -> message -> trial -> evidence -> select -> decide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from splice.diagnosis import Diagnoser, diagnose, find_gap
+from splice.evidence import gather_evidence
+from splice.executor import Models, RunSettings
+from splice.ledger import Account
+from splice.message import MessageSettings, verify, write_message
+from splice.models.protocol import ChatModel
+from splice.records import (
+    Decision,
+    Diagnosis,
+    Likelihoods,
+    Record,
+    RepairResult,
+    Trace,
+    Trial,
+)
+from splice.selector import RuleSelector, Selector, SelectorInput, decide
+from splice.trial import run_trial
+from splice.workflow import Agent, Workflow
+
+
+class RepairSettings(Record):
+    """How a query is repaired."""
+
+    run: RunSettings = RunSettings()
+    message: MessageSettings = MessageSettings()
+    min_headroom: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Predicted room for improvement below which no trial is made."""
+    min_p_decisive: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Predicted probability below which the best edge is not tried."""
+    weighting: Literal["headroom", "none"] = "headroom"
+    """Whether gains are weighted by headroom and losses by the base score (method 2.8)."""
+    margin: float = 0.0
+    """By how much the gain side must exceed the loss side."""
+
+
+async def repair_from(
+    workflow: Workflow,
+    base: Trace,
+    models: Models,
+    *,
+    settings: RepairSettings,
+    selector: Selector | None = None,
+    diagnoser: Diagnoser = diagnose,
+    diagnosis: Diagnosis | None = None,
+    account: Account | None = None,
+    is_admitted: bool = True,
+) -> RepairResult:
+    """Repair one query from its base run: at most one trial, and a decision that may keep the old.
+
+    Args:
+        workflow: the workflow that recorded `base`.
+        base: the base run.
+        models: what answered in the base run.
+        settings: how to repair.
+        selector: gives the outcome probabilities; None: the documented rules.
+        diagnoser: finds headroom and edges.
+        diagnosis: of this base run, where it was made already.
+        account: spending shared with other runs.
+        is_admitted: False if the batch's budget has no trial for this query.
+    """
+    diagnosis = diagnosis or diagnoser(workflow, base)
+    calls = list(base.calls)
+
+    def result(stop_reason: str, decision: Decision, **found: object) -> RepairResult:
+        is_adopted = decision.action == "adopt"
+        trial = found.get("trial")
+        answer = trial.trace.answer if is_adopted and isinstance(trial, Trial) else base.answer
+        return RepairResult.model_validate(
+            {
+                "query": base.query,
+                "answer": answer,
+                "base": base,
+                "diagnosis": diagnosis,
+                "decision": decision,
+                "stop_reason": stop_reason,
+                "calls": tuple(calls),
+                **found,
+            }
+        )
+
+    def keep(stop_reason: str, reason: str, **found: object) -> RepairResult:
+        decision = Decision(
+            action="retain",
+            reason=reason,
+            base_score=diagnosis.base_score,
+            weighting=settings.weighting,
+            margin=settings.margin,
+        )
+        return result(stop_reason, decision, **found)
+
+    if refusal := _refusal(diagnosis, settings, is_admitted):
+        return keep("no_trial_admitted", refusal)
+    if not diagnosis.edges or diagnosis.edges[0].p_decisive < settings.min_p_decisive:
+        return keep("no_edge", "no missing edge is promising enough to try")
+    edge = diagnosis.edges[0]
+    gap = find_gap(workflow, base, edge.edge)
+    message = await write_message(
+        workflow,
+        base,
+        gap,
+        model=_writer(workflow, models, edge.edge.source, edge.edge.receiver),
+        settings=settings.message,
+        account=account,
+        calls=calls,
+    )
+    message = verify(workflow, base, message) if message is not None else None
+    if message is None:
+        reason = f"{edge.edge.source} holds nothing that {edge.edge.receiver} lacks"
+        return keep("no_message", reason, edge=edge, gap=gap)
+    trial = await run_trial(
+        workflow, base, message, models, settings=settings.run, account=account, calls=calls
+    )
+    tried = {"edge": edge, "gap": gap, "message": message, "trial": trial}
+    if trial.stop_reason is not None:
+        return keep("trial_stopped", f"the trial stopped: {trial.stop_reason}", **tried)
+    evidence = gather_evidence(
+        base,
+        trial,
+        query=base.query,
+        subtask=workflow.subtask(message.receiver, base.query),
+        private=[doc.text for doc in workflow.private(message.receiver, base.query)],
+        edges=workflow.edges,
+    )
+    tried["evidence"] = evidence
+    if trial.trace.answer == base.answer:
+        return keep("not_decisive", "the trial gave the same answer", **tried)
+    likelihoods = await _judge(
+        selector or RuleSelector(), workflow, base, trial, diagnosis, evidence
+    )
+    decision = decide(
+        likelihoods,
+        base_score=diagnosis.base_score,
+        weighting=settings.weighting,
+        margin=settings.margin,
+    )
+    return result("decided", decision, **tried)
+
+
+async def _judge(
+    selector: Selector,
+    workflow: Workflow,
+    base: Trace,
+    trial: Trial,
+    diagnosis: Diagnosis,
+    evidence: object,
+) -> Likelihoods:
+    """The selector's view of the trial."""
+    case = SelectorInput.model_validate(
+        {
+            "question": base.query.text,
+            "workflow": workflow.description or workflow.name,
+            "base_score": diagnosis.base_score,
+            "base_answer": base.answer,
+            "candidate_answer": trial.trace.answer,
+            "evidence": evidence,
+        }
+    )
+    return await selector.judge(case)
+
+
+def _refusal(diagnosis: Diagnosis, settings: RepairSettings, is_admitted: bool) -> str | None:
+    """Why no trial is made; None if one is."""
+    if diagnosis.admission == "never":
+        if diagnosis.clarifying_questions:
+            return "the query is ambiguous: a question to the user helps, an edge doesn't"
+        return "no edge of this workflow can carry anything new"
+    if not is_admitted:
+        return "the batch's budget went to queries with more room for improvement"
+    if diagnosis.admission != "abstention" and diagnosis.headroom < settings.min_headroom:
+        return f"headroom {diagnosis.headroom:.2f} is below {settings.min_headroom:.2f}"
+    return None
+
+
+def _writer(workflow: Workflow, models: Models, source: str, receiver: str) -> ChatModel | None:
+    """The model that writes messages: the source's, else the receiver's; None for functions."""
+    if not isinstance(models, Mapping):
+        return models
+    for name in (source, receiver):
+        node = workflow.by_id[name]
+        if isinstance(node, Agent):
+            named = node.model.name
+            if named is None:
+                return next(iter(models.values())) if len(models) == 1 else None
+            return models.get(named)
+    return None
+
+
+def admit(
+    diagnoses: Sequence[Diagnosis],
+    ids: Sequence[str],
+    *,
+    budget_fraction: float,
+    settings: RepairSettings,
+) -> frozenset[int]:
+    """Places of the queries that get a trial: at most `floor(budget_fraction * n)`.
+
+    Abstentions that an edge could resolve come first, then the others by headroom; ties by query
+    id, then by place.
+    """
+    n = math.floor(budget_fraction * len(diagnoses) + 1e-9)
+    eligible = [
+        place
+        for place, diagnosis in enumerate(diagnoses)
+        if diagnosis.edges and _refusal(diagnosis, settings, is_admitted=True) is None
+    ]
+    eligible.sort(
+        key=lambda place: (
+            diagnoses[place].admission != "abstention",
+            -diagnoses[place].headroom,
+            ids[place],
+            place,
+        )
+    )
+    return frozenset(eligible[:n])
+
+
+Progress = Callable[[str, int, int], None]
+"""Called as `progress(stage, n_done, n_all)` after each query; stage is `run` or `repair`."""

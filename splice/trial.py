@@ -1,0 +1,122 @@
+"""A trial: deliver one message, and run again exactly what it touches."""
+
+from __future__ import annotations
+
+from splice.errors import SettingsError, WriteBlocked
+from splice.executor import Models, OnNode, RunSettings, execute
+from splice.ledger import Account
+from splice.records import (
+    CallRecord,
+    ChatMessage,
+    ModelIdentity,
+    NodeId,
+    NodeRun,
+    Receipt,
+    SpliceMessage,
+    Trace,
+    Trial,
+)
+from splice.rendering import parent_block
+from splice.tools import ToolMemory
+from splice.workflow import Workflow
+
+
+async def run_trial(
+    workflow: Workflow,
+    base: Trace,
+    message: SpliceMessage,
+    models: Models,
+    *,
+    settings: RunSettings = RunSettings(),
+    account: Account | None = None,
+    calls: list[CallRecord] | None = None,
+    on_node: OnNode | None = None,
+) -> Trial:
+    """Deliver `message` and run again each node whose rendered input differs from the base run's.
+
+    Every other node keeps its recorded run, byte for byte. Tool calls that the base run made are
+    answered from it; a write that it did not make stops the trial, as does a node that fails now
+    and did not fail before. A stopped trial has no candidate answer to judge.
+
+    Args:
+        workflow: the workflow that recorded `base`.
+        base: the base run.
+        message: what is delivered, and to whom.
+        models: what answers the agents; the same that answered in the base run.
+        settings: limits; the rollout is always that of the base run.
+        account: spending shared with other runs.
+        calls: gets every attempt at a model call.
+        on_node: told of each node run.
+
+    Raises:
+        TraceMismatch: another workflow recorded `base`.
+        SettingsError: other models answered in the base run than would in the trial.
+    """
+    workflow.check_trace(base)
+
+    def recorded(
+        node: NodeId, messages: tuple[ChatMessage, ...], model: ModelIdentity | None
+    ) -> NodeRun | None:
+        run = base.by_node[node]
+        if run.model is not None and model is not None and run.model != model:
+            raise SettingsError(
+                f"node {node!r} was answered by {run.model.name!r} ({run.model.provider}) in the "
+                f"base run and would be by {model.name!r} ({model.provider}) in the trial"
+            )
+        return run if run.input == messages else None
+
+    made: list[CallRecord] = []
+    try:
+        trace = await execute(
+            workflow,
+            base.query,
+            models,
+            settings=settings.model_copy(update={"rollout": base.rollout}),
+            account=account,
+            message=message,
+            memo=recorded,
+            tool_memory=ToolMemory(base.node_runs),
+            on_node=on_node,
+            ledger=made,
+            stage="trial",
+        )
+    except WriteBlocked as blocked:
+        return Trial(message=message, trace=base, receipt=(), stop_reason=str(blocked))
+    finally:
+        if calls is not None:
+            calls.extend(made)
+    return Trial(
+        message=message,
+        trace=trace,
+        receipt=_receipt(base, trace, message),
+        stop_reason=_new_failure(base, trace),
+    )
+
+
+def _receipt(base: Trace, trace: Trace, message: SpliceMessage) -> tuple[Receipt, ...]:
+    """What happened to each node, in canonical order."""
+    lines = []
+    for run in trace.node_runs:
+        before = base.by_node[run.node]
+        if run is before:
+            lines.append(Receipt(node=run.node, action="reused", reason="input_unchanged"))
+            continue
+        changed = tuple(
+            parent
+            for parent in run.expected
+            if parent_block(trace.by_node[parent]) != parent_block(base.by_node[parent])
+        )
+        reason = "message" if run.node == message.receiver else "input_changed"
+        lines.append(Receipt(node=run.node, action="rerun", reason=reason, changed=changed))
+    return tuple(lines)
+
+
+def _new_failure(base: Trace, trace: Trace) -> str | None:
+    """The first node that failed in the trial and not in the base run."""
+    if trace.stop_reason is not None:
+        return trace.stop_reason
+    for run in trace.node_runs:
+        if run.status == "failed" and base.by_node[run.node].status != "failed":
+            problem = run.failure.message if run.failure else "no reason recorded"
+            return f"node {run.node!r} failed: {problem}"
+    return None

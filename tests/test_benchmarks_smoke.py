@@ -1,0 +1,103 @@
+"""The benchmarks run and give right answers; how fast they are is nobody's business here."""
+
+import pytest
+
+REASON = "benchmarks/ is importable from the root of the repository only"
+graphs = pytest.importorskip("benchmarks.graphs", reason=REASON)
+engines = pytest.importorskip("benchmarks.engines", reason=REASON)
+report = pytest.importorskip("benchmarks.report", reason=REASON)
+speed = pytest.importorskip("benchmarks.speed", reason=REASON)
+storage = pytest.importorskip("benchmarks.storage", reason=REASON)
+trials = pytest.importorskip("benchmarks.trials", reason=REASON)
+bare = pytest.importorskip("benchmarks.engines.bare", reason=REASON)
+bare_wait = pytest.importorskip("benchmarks.engines.bare_wait", reason=REASON)
+ours = pytest.importorskip("benchmarks.engines.splice", reason=REASON)
+
+ALWAYS_THERE = (bare, bare_wait, ours)
+
+
+@pytest.mark.parametrize("engine", ALWAYS_THERE, ids=lambda engine: engine.NAME)
+@pytest.mark.parametrize(
+    "graph",
+    [
+        graphs.chain(3),
+        graphs.fan(3),
+        graphs.layered((2, 3, 1)),
+        graphs.random_dag(30, seed=1),
+    ],
+    ids=lambda graph: graph.name,
+)
+async def test_an_engine_gives_the_right_answer_to_each_query(engine, graph):
+    run = engine.build(graph, graphs.body_of(graph))
+    assert await run("first") == graphs.answer_to(graph, "first")
+    assert await run("second") == graphs.answer_to(graph, "second")
+
+
+def test_the_right_answer_depends_on_every_edge():
+    graph = graphs.random_dag(12, seed=3)
+    right = graphs.answer_to(graph, "q")
+    for source, receiver in graph.edges:
+        fewer = tuple(p for p in graph.parents[receiver] if p != source)
+        without = graphs.Graph("one edge less", {**graph.parents, receiver: fewer})
+        assert graphs.answer_to(without, "q") != right
+
+
+def test_the_skewed_graph_has_its_two_branches_side_by_side():
+    assert graphs.skewed().critical_path_s == pytest.approx(0.106)
+    assert speed.LATENCY.critical_path_s == pytest.approx(0.250)
+    assert len(speed.LATENCY.nodes) == 12
+
+
+async def test_an_engine_that_answers_wrongly_is_named_and_not_timed():
+    class Liar:
+        NAME = "liar"
+        DISTRIBUTIONS = ()
+
+        @staticmethod
+        def build(graph, body):
+            async def run(query):
+                return "42"
+
+            return run
+
+    found = await speed.overhead([bare, Liar], rounds=1, graphs=[graphs.chain(2)])
+    assert found["chain of 2"][bare.NAME] > 0
+    assert "answer '42' to 'first' is wrong" in found["chain of 2"]["liar"]["refused"]
+
+
+async def test_every_measurement_gives_numbers_and_a_page():
+    quick = graphs.Graph("quick", {"a": (), "b": ("a",)}, {"a": 0.001, "b": 0.001})
+    results = {
+        "machine": report.machine(engines.Engines(ALWAYS_THERE, ())),
+        "left_out": ["haystack"],
+        "speed": {
+            "overhead_us": await speed.overhead(
+                ALWAYS_THERE, 1, graphs=[graphs.chain(2), graphs.fan(2)]
+            ),
+            "barrier": await speed.barrier(ALWAYS_THERE, 1, quick),
+            "crowd": await speed.crowd(ALWAYS_THERE, 1, quick, size=3),
+        },
+        "trials": await trials.measure_trials(5),
+        "storage": await storage.measure_storage(2, 3),
+    }
+    for values in (*results["speed"]["overhead_us"].values(), results["speed"]["barrier"]):
+        assert values.keys() == {engine.NAME for engine in ALWAYS_THERE}
+        assert all(value > 0 for value in values.values())
+    assert results["storage"]["ways"]["SPLICE"]["kib"] > results["storage"]["payload_kib"]
+    page = report.markdown(results)
+    assert "Left out because not installed: haystack." in page
+    assert "| µs a node | chain of 2 | fan 1-2-1 |" in page
+
+
+async def test_trials_execute_the_nodes_whose_input_changed_and_no_others():
+    found = await trials.measure_trials(25)
+    assert found["n_trials"] == 25
+    assert found["nodes"]["splice"] == found["nodes"]["needed"]
+    assert found["nodes"]["needed"] < found["nodes"]["descendants"] < found["nodes"]["everything"]
+
+
+def test_a_block_is_replaced_and_the_page_around_it_stays():
+    page = f"above\n{report.BEGIN}\nold\n{report.END}\nbelow\n"
+    assert report.replace_block(page, "new") == f"above\n{report.BEGIN}\nnew\n{report.END}\nbelow\n"
+    with pytest.raises(ValueError, match="the page has no"):
+        report.replace_block("no markers", "new")
