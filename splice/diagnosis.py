@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Literal, TypeAlias
 
 from splice.abstention import clarifying_question, missing_item
-from splice.material import material, readable
+from splice.material import material, readable, told
 from splice.records import (
     Abstention,
     CandidateEdge,
@@ -188,16 +188,9 @@ def bridges(workflow: Workflow, trace: Trace, edge: CandidateEdge) -> tuple[str,
     documents = "\n".join(
         document.text for document in workflow.private(edge.receiver, trace.query)
     )
-    receiver = trace.by_node[edge.receiver]
-    told = "\n".join(
-        [
-            trace.query.text,
-            workflow.subtask(edge.receiver, trace.query),
-            *(trace.by_node[parent].output or "" for parent in receiver.received),
-        ]
-    )
+    heard = told(workflow, trace, edge.receiver)
     named = named_items(run.output)
-    return tuple(item for item in named if contains(documents, item) and not contains(told, item))
+    return tuple(item for item in named if contains(documents, item) and not contains(heard, item))
 
 
 def named_items(output: str) -> tuple[str, ...]:

@@ -125,17 +125,21 @@ def _delivered(run: NodeRun | None) -> str:
 
 
 def _declines(run: NodeRun | None) -> bool:
-    """Whether a node says that it has nothing to say; a node that failed says nothing at all."""
-    if run is None:
-        return False
-    return run.status == "abstained" or (run.status == "ok" and is_refusal(run.output))
+    """Whether a node says, in the typed form or in prose, that it can't act.
+
+    A node that failed or emitted nothing says nothing at all.
+    """
+    if run is None or run.status == "abstained":
+        return run is not None
+    return run.status == "ok" and bool((run.output or "").strip()) and is_refusal(run.output)
 
 
 def _answers(run: NodeRun | None) -> bool:
-    return run is not None and run.status == "ok" and not _declines(run)
+    return run is not None and run.status == "ok" and not is_refusal(run.output)
 
 
 def _content(run: NodeRun | None) -> str:
+    """What a node's run emitted, if that is a contribution to the task."""
     return run.output or "" if run is not None and _answers(run) else ""
 
 

@@ -52,6 +52,7 @@ from splice.records import (
     Trace,
     Usage,
     digest,
+    trusted,
 )
 from splice.rendering import documents_block, parent_block, question_block, render_input
 from splice.text import last_answer_line
@@ -316,13 +317,15 @@ class _Run:
         """Hand a node's output on; what that makes ready is started, but for the first, returned."""
         name = run.node
         self.runs[name] = run
-        self.blocks[name] = parent_block(run)
+        readers = self.plan.children[name]
+        if readers:
+            self.blocks[name] = parent_block(run)
         if self.on_node is not None:
             self.on_node(run)
-        first = None
-        for child in self.plan.children[name]:
-            self.waiting[child] -= 1
-            if not self.waiting[child]:
+        first, waiting = None, self.waiting
+        for child in readers:
+            waiting[child] -= 1
+            if not waiting[child]:
                 if first is None:
                     first = child
                 else:
@@ -380,7 +383,8 @@ class _Run:
         if self.keep_keys:
             fingerprint = self.workflow.node_fingerprints[name]
             made["key"] = memo_key(fingerprint, identity, self.settings.rollout, messages)
-        return NodeRun(
+        return trusted(
+            NodeRun,
             node=name,
             status=outcome.status,
             output=outcome.output,
@@ -482,7 +486,8 @@ class _Run:
     def _trace(self, stop_reason: str | None) -> Trace:
         order = self.plan.order
         last = self.runs[self.workflow.output]
-        return Trace(
+        return trusted(
+            Trace,
             query=self.query,
             workflow=self.workflow.name,
             fingerprint=self.workflow.fingerprint,

@@ -37,14 +37,21 @@ def material(workflow: Workflow, trace: Trace, node: NodeId) -> tuple[Piece, ...
     return tuple(pieces)
 
 
+def told(workflow: Workflow, trace: Trace, node: NodeId) -> str:
+    """What `node` was told in this run: question, task and its parents' outputs."""
+    run = trace.by_node[node]
+    parts = [trace.query.text, workflow.subtask(node, trace.query)]
+    parts += [trace.by_node[parent].output or "" for parent in run.received]
+    return "\n".join(parts)
+
+
 def readable(workflow: Workflow, trace: Trace, node: NodeId) -> str:
-    """Everything that `node` could already read in this run: question, task, parents, own material.
+    """Everything that `node` could read in this run: what it was told and its own material.
 
     The set `P` of method 2.7 is made of it.
     """
     run = trace.by_node[node]
-    parts = [trace.query.text, workflow.subtask(node, trace.query)]
-    parts += [trace.by_node[parent].output or "" for parent in run.received]
+    parts = [told(workflow, trace, node)]
     parts += [document.text for document in workflow.private(node, trace.query)]
     parts += [call.result for call in run.tool_calls]
     return "\n".join(parts)

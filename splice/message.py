@@ -17,7 +17,7 @@ from splice.diagnosis import bridges, named_items
 from splice.errors import BudgetExceeded, ModelError
 from splice.executor import book_call
 from splice.ledger import Account
-from splice.material import Piece, holds, material, readable
+from splice.material import Piece, holds, material, told
 from splice.models.protocol import ChatModel
 from splice.prompts import one_line, quote, render
 from splice.records import (
@@ -38,7 +38,7 @@ from splice.workflow import Workflow
 _LINE = re.compile(r'^\s*[-*]?\s*(KEY|FACT)\s*:\s*(.+?)\s*\|\s*"(.+)"\s*$', re.IGNORECASE)
 
 _KNOWN_SHARE = 0.9
-"""A sentence of which the receiver could read this share of the content words adds nothing."""
+"""A sentence of which the receiver was told this share of the content words adds nothing."""
 
 _SHORT_WORDS = 12
 """Outputs of at most so many words are findings; longer ones are texts to pick sentences from."""
@@ -91,11 +91,11 @@ def extract_message(
 ) -> SpliceMessage | None:
     """The message in the source's own sentences; None if it has nothing new for the receiver."""
     edge = gap.edge
-    known = readable(workflow, base, edge.receiver)
+    heard = told(workflow, base, edge.receiver)
     pieces = material(workflow, base, edge.source)
     focus = _focus(workflow, base, gap)
-    lines = [line for line in _finding(workflow, base, gap, known)]
-    ranked = _ranked_sentences(pieces, gap, known, focus)
+    lines = list(_finding(workflow, base, gap, heard))
+    ranked = _ranked_sentences(pieces, gap, heard, focus)
     lines += ranked if not lines else ranked[: settings.max_lines]
     lines = _within(_distinct(lines), settings)
     if not lines:
@@ -103,16 +103,18 @@ def extract_message(
     return _message(gap, lines, focus, "extractive", n_dropped=0)
 
 
-def _finding(workflow: Workflow, base: Trace, gap: Gap, known: str) -> Iterator[MessageLine]:
+def _finding(workflow: Workflow, base: Trace, gap: Gap, heard: str) -> Iterator[MessageLine]:
     """The source's short output together with what it was asked: one fact as one line.
 
-    A bare output ("Doha") does not say what it is; with the source's task it does.
+    A bare output ("Doha") does not say what it is; with the source's task it does. It is news even
+    if the receiver's own documents contain it: nobody told the receiver which of their entries
+    matters.
     """
     run = base.by_node[gap.edge.source]
     output = (run.output or "").strip()
     if run.status != "ok" or is_refusal(output) or len(output.split()) > _SHORT_WORDS:
         return
-    if not words(output) - words(known) and all(contains(known, i) for i in named_items(output)):
+    if not words(output) - words(heard) and all(contains(heard, i) for i in named_items(output)):
         return
     start = (run.output or "").index(output)
     span = Span(origin="output", start=start, end=start + len(output), text=output)
@@ -122,7 +124,7 @@ def _finding(workflow: Workflow, base: Trace, gap: Gap, known: str) -> Iterator[
 
 
 def _ranked_sentences(
-    pieces: Sequence[Piece], gap: Gap, known: str, focus: str | None
+    pieces: Sequence[Piece], gap: Gap, heard: str, focus: str | None
 ) -> list[MessageLine]:
     """Sentences of the source that tell the receiver something, the most telling first.
 
@@ -130,7 +132,7 @@ def _ranked_sentences(
     an item nor the focus is left out, unless it is the source's output itself.
     """
     wanted = [item.text for item in gap.items if item.is_held]
-    read = words(known)
+    read = words(heard)
     scored = []
     for piece in pieces:
         for start, end in sentences(piece.text):
@@ -139,7 +141,7 @@ def _ranked_sentences(
             new = len(own - read) / max(1, len(own))
             hits = [item for item in wanted if contains(text, item)]
             about = focus is not None and contains(text, focus)
-            is_new = new > 1 - _KNOWN_SHARE or any(not contains(known, i) for i in items(text))
+            is_new = new > 1 - _KNOWN_SHARE or any(not contains(heard, i) for i in items(text))
             if not is_new or not (hits or about or piece.origin == "output"):
                 continue
             span = Span(origin=piece.origin, start=start, end=end, text=text)
@@ -153,15 +155,15 @@ def _focus(workflow: Workflow, base: Trace, gap: Gap) -> str | None:
     """What the receiver should look for.
 
     The item of the source's finding that the receiver's own documents know; else the first item
-    that the receiver could not read; else None.
+    that the receiver was not told; else None.
     """
-    known = readable(workflow, base, gap.edge.receiver)
+    heard = told(workflow, base, gap.edge.receiver)
     run = base.by_node[gap.edge.source]
     if run.status != "ok" or run.output is None or is_refusal(run.output):
         return None
     if bridging := bridges(workflow, base, gap.edge):
         return bridging[0]
-    new = [item for item in named_items(run.output) if not contains(known, item)]
+    new = [item for item in named_items(run.output) if not contains(heard, item)]
     return new[0] if new else None
 
 
@@ -245,8 +247,8 @@ async def _ask_for_message(
     except (ModelError, BudgetExceeded):
         return None
     lines, n_dropped = read_message(completion.text, pieces, _allowed(workflow, base, gap))
-    known = readable(workflow, base, edge.receiver)
-    lines = _within([line for line in _distinct(lines) if _is_new(line, known)], settings)
+    heard = told(workflow, base, edge.receiver)
+    lines = _within([line for line in _distinct(lines) if _is_new(line, heard)], settings)
     if not lines:
         return None
     return _message(gap, lines, _focus(workflow, base, gap), "model", n_dropped)
@@ -300,10 +302,10 @@ def _is_supported(statement: str, everything: str) -> bool:
     return all(contains(everything, item) for item in items(statement))
 
 
-def _is_new(line: MessageLine, known: str) -> bool:
+def _is_new(line: MessageLine, heard: str) -> bool:
     """Whether a line tells its receiver something."""
     own = words(line.text)
-    return bool(own - words(known)) or any(not contains(known, item) for item in items(line.text))
+    return bool(own - words(heard)) or any(not contains(heard, item) for item in items(line.text))
 
 
 def _allowed(workflow: Workflow, base: Trace, gap: Gap) -> str:

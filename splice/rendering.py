@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from splice.abstention import abstention_prompt
 from splice.prompts import one_line, quote, render
-from splice.records import ChatMessage, Document, NodeId, NodeRun, Query, SpliceMessage
+from splice.records import ChatMessage, Document, NodeId, NodeRun, Query, SpliceMessage, trusted
 from splice.workflow import Agent, Function, Workflow
 
 
@@ -76,7 +76,7 @@ def render_input(
     if subtask:
         blocks.append(task_block(subtask, message))
     if isinstance(node, Function):
-        return (ChatMessage(role="user", content="\n\n".join(blocks)),)
+        return (trusted(ChatMessage, role="user", content="\n\n".join(blocks)),)
     if node.reply:
         blocks.append(node.reply)
     system = render("agent_system", role=node.role)

@@ -129,7 +129,7 @@ def token_f1(a: str, b: str) -> float:
     return 2 * shared / (left.total() + right.total())
 
 
-_SAME_LENGTH = str.maketrans({"−": "-", "＋": "+", "％": "%", "，": ",", "．": ".", "’": "'"})
+_ASCII_MARKS = str.maketrans({"−": "-", "＋": "+", "％": "%", "，": ",", "．": ".", "’": "'"})
 _ISO_DATE = r"(?<![\w-])\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])(?!\d|-\d)"
 _NUMBER = re.compile(
     rf"(?P<date>{_ISO_DATE})"
@@ -152,13 +152,12 @@ def numbers(text: str) -> frozenset[str]:
     >>> sorted(numbers("$1,250.50, up 3.0 % on 2024-05-01; from 1990-1995 it fell to -7"))
     ['-7', '1250.5', '1990', '1995', '2024-05-01', '3%']
     """
-    return frozenset(number for number, _ in _numbers(text))
+    return frozenset(_numbers(text))
 
 
-def _numbers(text: str) -> Iterator[tuple[str, int]]:
-    """Canonical numbers in order of appearance, with the offset of each."""
-    for match in _NUMBER.finditer(text.translate(_SAME_LENGTH)):
-        yield _canonical(match), match.start()
+def _numbers(text: str) -> Iterator[str]:
+    """Canonical numbers in order of appearance."""
+    return map(_canonical, _NUMBER.finditer(text.translate(_ASCII_MARKS)))
 
 
 def _canonical(match: re.Match[str]) -> str:
@@ -374,7 +373,7 @@ def items(text: str) -> tuple[str, ...]:
     >>> items("In 1994, Ana Lima paid $2,000 to Rui Sá.")
     ('Ana Lima', 'Rui Sá', '1994', '2000')
     """
-    return (*entities(text), *dict.fromkeys(number for number, _ in _numbers(text)))
+    return (*entities(text), *dict.fromkeys(_numbers(text)))
 
 
 def _quoted(text: str) -> list[_Mention]:
@@ -497,7 +496,7 @@ def contains(haystack: str, needle: str) -> bool:
     >>> contains("New Yorkers paid 12.5", "New York"), contains("paid 12.5", "12")
     (False, False)
     """
-    number = _NUMBER.fullmatch(needle.strip().translate(_SAME_LENGTH))
+    number = _NUMBER.fullmatch(needle.strip().translate(_ASCII_MARKS))
     if number:
         return _canonical(number) in numbers(haystack)
     pieces = " ".join(_PIECE.findall(norm(needle)))

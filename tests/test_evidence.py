@@ -256,6 +256,7 @@ def test_an_abstention_is_new_if_any_node_abstains_that_did_not() -> None:
     assert evidence(base, {"writer": NO_YEAR}).is_abstention_new
     assert evidence(base, {"writer": "unknown"}).is_abstention_new
     assert not evidence(base, {"writer": None}).is_abstention_new
+    assert not evidence(base, {"writer": ""}).is_abstention_new
 
 
 @pytest.mark.parametrize(
