@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from splice.diagnosis import Diagnoser, diagnose
-from splice.errors import QueryError
-from splice.executor import Memo, Models, OnNode, RunSettings, execute, memo_key
+from splice.errors import QueryError, SettingsError
+from splice.executor import Models, RunSettings, execute, memo_key
 from splice.ledger import Account
 from splice.line import Progress, RepairSettings, admit, repair_from
 from splice.models.default import default_model
@@ -61,14 +61,8 @@ async def arun(
     """
     asked = _query(query)
     models = _models(workflow, model)
-    if store is None:
-        return await execute(workflow, asked, models, settings=settings)
-    memo, on_node = _resume(workflow, store, settings)
-    trace = await execute(
-        workflow, asked, models, settings=settings, memo=memo, on_node=on_node, keep_keys=True
-    )
-    store.put_trace(trace)
-    return trace
+    known = {} if store is None else store.memo()
+    return await _base_run(workflow, asked, models, settings, None, store, known)
 
 
 async def arepair(
@@ -86,16 +80,16 @@ async def arepair(
 
     Args:
         workflow: what to repair.
-        query: a query, or its text; not needed with `base`.
+        query: a query, or its text; not needed with `base`, which has its own.
         model: as in `arun`.
         base: a recorded base run to start from; None: the workflow is run first.
         settings: how to run and repair.
         selector: gives the outcome probabilities; None: the documented rules.
-        diagnoser: finds headroom and candidate edges; None: the documented heuristics.
-        store: gets every node run as it ends, the traces and the result.
+        diagnoser: finds headroom and candidate edges.
+        store: gets every node run of the base run as it ends, then the result.
 
     Raises:
-        QueryError: the query does not fit the workflow, or neither query nor base is given.
+        QueryError: the query does not fit the workflow or `base`, or neither of them is given.
         TraceMismatch: another workflow recorded `base`.
         SettingsError: a model is missing.
     """
@@ -105,7 +99,11 @@ async def arepair(
     if base is None:
         if query is None:
             raise QueryError("repair needs a query or a base run")
-        base = await _base_run(workflow, _query(query), models, settings.run, account, store)
+        known = {} if store is None else store.memo()
+        asked = _query(query)
+        base = await _base_run(workflow, asked, models, settings.run, account, store, known)
+    elif query is not None and query not in (base.query, base.query.text):
+        raise QueryError(f"the base run is about another query: {base.query.text[:200]!r}")
     workflow.check_trace(base)
     result = await repair_from(
         workflow,
@@ -141,11 +139,11 @@ async def arepair_many(
         queries: queries, or their texts.
         model: as in `arun`.
         budget_fraction: at most `floor(budget_fraction * n)` queries get a trial.
-        concurrency: queries in flight; the endpoint's own limits hold beside it.
+        concurrency: queries in flight, at least 1; the endpoint's own limits hold beside it.
         settings: how to run and repair; its budget is for the whole batch.
         selector: gives the outcome probabilities; None: the documented rules.
         diagnoser: finds headroom and candidate edges.
-        store: gets every node run as it ends, the traces and the results.
+        store: gets every node run of the base runs as it ends, then the results.
         progress: told of each query that is done, by stage.
 
     Raises:
@@ -153,15 +151,19 @@ async def arepair_many(
         SettingsError: a model is missing, or a number is out of range.
     """
     if not 0.0 <= budget_fraction <= 1.0:
-        raise QueryError(f"budget_fraction is {budget_fraction}; it lies between 0 and 1")
+        raise SettingsError(f"budget_fraction is {budget_fraction}; it lies between 0 and 1")
+    if concurrency < 1:
+        raise SettingsError(f"concurrency is {concurrency}; it is at least 1")
     asked = _queries(workflow, queries)
     models = _models(workflow, model)
     budget = settings.run.budget
     account = None if budget.is_unlimited else Account(budget)
+    # Once: reading a store that grows with each query would take time that grows with the square.
+    known = {} if store is None else store.memo()
     began = time.perf_counter()
 
     async def run_one(query: Query) -> Trace:
-        return await _base_run(workflow, query, models, settings.run, account, store)
+        return await _base_run(workflow, query, models, settings.run, account, store, known)
 
     bases = await _each(asked, run_one, concurrency, progress, "run")
     diagnoses = [diagnoser(workflow, base) for base in bases]
@@ -304,31 +306,15 @@ async def _base_run(
     settings: RunSettings,
     account: Account | None,
     store: TraceStore | None,
+    known: Mapping[str, NodeRun],
 ) -> Trace:
+    """Run a workflow, and record it where there is a store.
+
+    Node runs that the store held already are found by content, never by position: by the node's
+    definition, its model, the rollout and the rendered input. A node that failed is run again.
+    """
     if store is None:
         return await execute(workflow, query, models, settings=settings, account=account)
-    memo, on_node = _resume(workflow, store, settings)
-    trace = await execute(
-        workflow,
-        query,
-        models,
-        settings=settings,
-        account=account,
-        memo=memo,
-        on_node=on_node,
-        keep_keys=True,
-    )
-    store.put_trace(trace)
-    return trace
-
-
-def _resume(workflow: Workflow, store: TraceStore, settings: RunSettings) -> tuple[Memo, OnNode]:
-    """A memo over the node runs of a store, and what writes new ones into it.
-
-    Found by content, never by position: by the node's definition, its model, the rollout and the
-    rendered input. A node that failed is run again.
-    """
-    known = store.memo()
 
     def recorded(
         node: NodeId, messages: tuple[ChatMessage, ...], model: ModelIdentity | None
@@ -339,7 +325,18 @@ def _resume(workflow: Workflow, store: TraceStore, settings: RunSettings) -> tup
     def keep(run: NodeRun) -> None:
         store.put_node_run(run)
 
-    return recorded, keep
+    trace = await execute(
+        workflow,
+        query,
+        models,
+        settings=settings,
+        account=account,
+        memo=recorded,
+        on_node=keep,
+        keep_keys=True,
+    )
+    store.put_trace(trace)
+    return trace
 
 
 async def _each(

@@ -7,6 +7,7 @@ nothing. The Python file is given apart, by the person who runs the command.
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,17 @@ def load_code(path: Path) -> tuple[Mapping[str, Callable[..., Any]], tuple[Tool,
     """
     if not path.is_file():
         raise SettingsError(f"{path}: no such file")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # A name of its own, so that a file called `json.py` hides nothing.
+    spec = importlib.util.spec_from_file_location(f"splice_code_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise SettingsError(f"{path}: not a Python file")
     module = importlib.util.module_from_spec(spec)
+    # Dataclasses and the like look up the module that they are defined in.
+    sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        del sys.modules[spec.name]
         raise SettingsError(f"{path}: {type(error).__name__}: {error}") from error
     public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     tools = tuple(value for value in public.values() if isinstance(value, Tool))

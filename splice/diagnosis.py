@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Literal, TypeAlias
 
 from splice.abstention import clarifying_question, missing_item
-from splice.material import material, readable, told
+from splice.material import delivered, material, readable, told
 from splice.records import (
     Abstention,
     CandidateEdge,
@@ -139,7 +139,7 @@ def edge_features(workflow: Workflow, trace: Trace, edge: CandidateEdge) -> dict
     held = "\n".join(piece.text for piece in material(workflow, trace, edge.source))
     output = source.output or "" if source.status == "ok" else ""
     u_silent = not output or is_refusal(output)
-    parents = "\n".join(trace.by_node[parent].output or "" for parent in receiver.received)
+    parents = "\n".join(delivered(trace.by_node[parent]) for parent in receiver.received)
     need = items(workflow.subtask(edge.receiver, trace.query))
     uncovered = [item for item in need if not contains(parents, item)]
     known = readable(workflow, trace, edge.receiver)
@@ -342,7 +342,7 @@ def find_gap(workflow: Workflow, trace: Trace, edge: CandidateEdge) -> Gap:
     source's output that the receiver could not read.
     """
     receiver = trace.by_node[edge.receiver]
-    parents = "\n".join(trace.by_node[parent].output or "" for parent in receiver.received)
+    parents = "\n".join(delivered(trace.by_node[parent]) for parent in receiver.received)
     held = "\n".join(piece.text for piece in material(workflow, trace, edge.source))
     named = items(receiver.abstention.rationale) if receiver.abstention else ()
     found = [

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from splice.abstention import parse_reply
+from splice.material import delivered
 from splice.records import Edge, Evidence, NodeId, NodeRun, Query, Trace, Trial
 from splice.text import is_refusal, last_answer_line, norm, numbers, token_f1, words
 
@@ -113,15 +114,8 @@ def _readable(
     """Every text that the receiver could read in the base run."""
     parents = receiver.received if receiver is not None else ()
     returned = [call.result for call in receiver.tool_calls] if receiver is not None else []
-    delivered = [_delivered(base.by_node.get(parent)) for parent in parents]
-    return [query.text, subtask, *delivered, *private, *returned]
-
-
-def _delivered(run: NodeRun | None) -> str:
-    """What a node's run gave its successors to read; of an abstention, the rationale."""
-    if run is None:
-        return ""
-    return run.abstention.rationale if run.abstention is not None else run.output or ""
+    heard = [delivered(base.by_node.get(parent)) for parent in parents]
+    return [query.text, subtask, *heard, *private, *returned]
 
 
 def _declines(run: NodeRun | None) -> bool:

@@ -39,7 +39,7 @@ class RepairSettings(Record):
     """Predicted probability below which the best edge is not tried."""
     weighting: Literal["headroom", "none"] = "headroom"
     """Whether gains are weighted by headroom and losses by the base score (method 2.8)."""
-    margin: float = 0.0
+    margin: Annotated[float, Field(ge=0.0)] = 0.0
     """By how much the gain side must exceed the loss side."""
 
 
@@ -122,7 +122,8 @@ async def repair_from(
     )
     tried = {"edge": edge, "gap": gap, "message": message, "trial": trial}
     if trial.stop_reason is not None:
-        return keep("trial_stopped", f"the trial stopped: {trial.stop_reason}", **tried)
+        stop = "budget" if _is_over_budget(trial) else "trial_stopped"
+        return keep(stop, f"the trial stopped: {trial.stop_reason}", **tried)
     evidence = gather_evidence(
         base,
         trial,
@@ -144,6 +145,12 @@ async def repair_from(
         margin=settings.margin,
     )
     return result("decided", decision, **tried)
+
+
+def _is_over_budget(trial: Trial) -> bool:
+    """Whether a node of the trial could not be asked because the budget was used up."""
+    failures = [run.failure for run in trial.trace.node_runs]
+    return any(failure is not None and failure.kind == "budget" for failure in failures)
 
 
 async def _judge(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from splice.records import NodeId, Span, Trace
+from splice.records import NodeId, NodeRun, Span, Trace
 from splice.workflow import Workflow
 
 
@@ -37,11 +37,18 @@ def material(workflow: Workflow, trace: Trace, node: NodeId) -> tuple[Piece, ...
     return tuple(pieces)
 
 
+def delivered(run: NodeRun | None) -> str:
+    """What a node's run gave its successors to read; of an abstention, the rationale."""
+    if run is None:
+        return ""
+    return run.abstention.rationale if run.abstention is not None else run.output or ""
+
+
 def told(workflow: Workflow, trace: Trace, node: NodeId) -> str:
     """What `node` was told in this run: question, task and its parents' outputs."""
     run = trace.by_node[node]
     parts = [trace.query.text, workflow.subtask(node, trace.query)]
-    parts += [trace.by_node[parent].output or "" for parent in run.received]
+    parts += [delivered(trace.by_node[parent]) for parent in run.received]
     return "\n".join(parts)
 
 

@@ -51,7 +51,8 @@ def load_cases(path: str | Path) -> tuple[Case, ...]:
     """
     path = Path(path)
     try:
-        lines = path.read_text("utf-8").splitlines()
+        # Not `splitlines`: JSON strings may hold U+2028 and the like as they are.
+        lines = path.read_text("utf-8").split("\n")
     except OSError as error:
         raise QueryError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -77,7 +78,14 @@ def load_cases(path: str | Path) -> tuple[Case, ...]:
 
 
 def _problem(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_context=False)[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return f"not JSON: {error}"
+    if not isinstance(error, ValidationError):
+        return f"not JSON: {error}"
+    first = error.errors(include_url=False, include_context=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    if not place:
+        return "not a JSON object"
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {place!r}; there are {', '.join(_Line.model_fields)}"
+    if first["type"] == "missing":
+        return f"key {place!r} is missing"
+    return f"{place}: {first['msg']}"

@@ -16,7 +16,8 @@ record with the times of the first, and a trace that holds the second says what 
 a trial adds the node runs that changed and one line for its trace.
 
 A text is written once as well. A string of at least 24 characters that stands in a record may be
-referred to by any later one: in place of a string, `{"$": [piece, ...]}` is the concatenation of
+referred to by any later one, and so may what is left of it without the spaces, tabs, newlines
+and carriage returns around it. In place of a string, `{"$": [piece, ...]}` is the concatenation of
 
     "=some text"      the text itself
     "@0123456789"     the text with this digest
@@ -56,7 +57,7 @@ from functools import cache
 from itertools import chain
 from operator import is_
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import (
     Annotated,
     Any,
@@ -98,6 +99,10 @@ _SHORT: Final = 10
 
 _SHARED: Final = 24
 """Characters from which a text may be referred to: nearly twice as long as a reference."""
+
+_BLANK: Final = " \t\r\n"
+"""What is left out around an answer. Not all that Unicode calls white space: that may differ between
+versions of Python."""
 
 _MOST_CHARS: Final = 1 << 30
 """Characters of one text put together from pieces: a few bytes of references could ask for all of
@@ -166,6 +171,12 @@ class TraceStore:
 
     Secrets are redacted before anything else is done with a record, so ids are those of the
     redacted content and what is read back is what was written. Calls from several threads are safe.
+
+    The file is read when it is opened. From then on `memo` and `in` are answered from memory: a
+    store holds the node runs of its memo, with all their texts, and a digest of each other record
+    and text. Other records are read when they are asked for: after a write, the next of
+    `contents`, `node_runs`, `traces`, `results` and `get` reads the whole file again, and what it
+    found is held until the write after it.
     """
 
     def __init__(
@@ -208,6 +219,7 @@ class TraceStore:
         self._texts = loaded.text_names
         self._times = {id: (run.started_s, run.elapsed_s) for id, run in loaded.node_runs.items()}
         self._contents: StoreContents | None = loaded.contents()
+        self._memo = dict(self._contents.memo)
 
     def __enter__(self) -> Self:
         return self
@@ -246,8 +258,15 @@ class TraceStore:
         return self.contents().results
 
     def memo(self) -> Mapping[str, NodeRun]:
-        """Node runs to go on from, by `NodeRun.key`; see `StoreContents.memo`."""
-        return self.contents().memo
+        """Node runs to go on from, by `NodeRun.key`; see `StoreContents.memo`.
+
+        A live view: it also shows what is written later. Never reads the file.
+        """
+        return MappingProxyType(self._memo)
+
+    def __contains__(self, id: str) -> bool:
+        """Whether the store holds the record with an id. Never reads the file."""
+        return id in self._records
 
     def get(self, id: str) -> NodeRun | Trace | RepairResult:
         """The record with an id.
@@ -298,10 +317,12 @@ class TraceStore:
             return id
         times = clean.started_s, clean.elapsed_s
         more: Fields = {"times": times} if any(times) else {}
-        if clean is not run and clean.model_copy(update={"input": run.input}) != run:
+        is_changed = clean is not run and clean.model_copy(update={"input": run.input}) != run
+        if is_changed:
             more["redacted"] = True
         self._append("run", id, content | more)
         self._times[id] = times
+        _memorize(self._memo, clean, is_changed)
         return id
 
     def _put_trace(self, trace: Trace) -> _Id:
@@ -514,6 +535,12 @@ def _run_fields(content: Fields) -> Fields:
     return fields
 
 
+def _memorize(memo: dict[str, NodeRun], run: NodeRun, is_changed: bool) -> None:
+    """Let later runs go on from `run`, if it ended well and redaction changed no more than its input."""
+    if run.key is not None and not is_changed and run.status in ("ok", "abstained"):
+        memo.setdefault(run.key, run)
+
+
 _R = TypeVar("_R", bound=Record)
 
 
@@ -617,6 +644,12 @@ def _unquoted(block: str) -> str:
     return block[2:].replace("\n> ", "\n")
 
 
+def _bare(text: str) -> str | None:
+    """The text without the blanks around it, where that is another one to refer to."""
+    bare = text.strip(_BLANK)
+    return bare if _SHARED <= len(bare) < len(text) else None
+
+
 class _Packer:
     """Replaces texts that a file holds already by references, and takes note of the new ones."""
 
@@ -665,9 +698,15 @@ class _Packer:
         name = digest(text)
         if name in self._texts:
             return reference + self._texts.short(name)
-        self._texts.add(name)
-        self._new.append(name)
+        self._introduce(name)
+        if bare := _bare(text):
+            self._introduce(digest(bare))
         return literal + text
+
+    def _introduce(self, name: str) -> None:
+        if name not in self._texts:
+            self._texts.add(name)
+            self._new.append(name)
 
 
 @dataclass(frozen=True)
@@ -776,8 +815,7 @@ class _Loader:
             fields["model"] = _find(self._models, content["model"], "model")
         run = NodeRun.model_validate(fields)
         self.node_runs.setdefault(self._name("run", content), run)
-        if run.key is not None and not is_changed and run.status in ("ok", "abstained"):
-            self._memo.setdefault(run.key, run)
+        _memorize(self._memo, run, is_changed)
 
     def _take_trace(self, fields: Fields) -> None:
         content = {name: getattr(self.header, name) for name in _VERSIONS} | fields
@@ -871,7 +909,13 @@ class _Loader:
         return _quoted(text) if mark in "<>" else text
 
     def _introduce(self, text: str) -> str:
-        """Let later records refer to a text."""
+        """Let later records refer to a text, and return the copy that all records share."""
+        shared = self._keep(text)
+        if bare := _bare(text):
+            self._keep(bare)
+        return shared
+
+    def _keep(self, text: str) -> str:
         name = digest(text)
         self.text_names.add(name)
         return self._texts.setdefault(name, text)
