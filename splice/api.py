@@ -296,7 +296,7 @@ def _models(workflow: Workflow, model: Models | None) -> Models:
         return model
     if all(node.kind == "function" for node in workflow.nodes):
         return {}
-    return default_model()
+    return default_model(workflow)
 
 
 async def _base_run(

@@ -9,18 +9,18 @@ import json
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from splice import models_cli
 from splice._version import __version__
-from splice.errors import SettingsError, SpliceError
+from splice.errors import SettingsError, SpliceError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from splice.line import Progress, RepairSettings
+    from splice.line import Progress
     from splice.models.protocol import ChatModel
     from splice.queries import Case
     from splice.records import RepairBatch, Trace
@@ -76,7 +76,10 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Repair fixed workflows of LLM agents, query by query."""
@@ -141,31 +144,24 @@ def run(
     store: StorePath = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a workflow as it is and show what each node read and said."""
-    import asyncio
+    """Run a workflow as it is and show what each node read and said.
 
-    from splice.api import arun
+    Exits with 1 if the node that gives the answer failed for a question.
+    """
+    from splice import api
     from splice.report import trace_text
 
     loaded, cases = _load(workflow, code), _cases(query, queries)
     _check(loaded, cases)
     answering = _model(loaded, model, threads)
-
-    async def run_all() -> list[Trace]:
-        with _store(store) as opened:
-            traces = []
-            for place, case in enumerate(cases, 1):
-                _note(f"{place}/{len(cases)} {case.query.id}", only_if=len(cases) > 1)
-                traces.append(await arun(loaded, case.query, model=answering, store=opened))
-            if answering is not None:
-                await answering.aclose()
-            return traces
-
-    traces = asyncio.run(run_all())
-    for trace in traces:
-        typer.echo(trace.model_dump_json() if as_json else trace_text(trace))
-    if any(trace.by_node[loaded.output].status == "failed" for trace in traces):
-        raise typer.Exit(1)
+    traces = []
+    with _store(store) as opened:
+        for place, case in enumerate(cases, 1):
+            _note(f"{place}/{len(cases)} {case.query.id}", only_if=len(cases) > 1)
+            trace = api.run(loaded, case.query, model=answering, store=opened)
+            typer.echo(trace.model_dump_json() if as_json else trace_text(trace))
+            traces.append(trace)
+    _exit_if_failed(loaded, traces)
 
 
 @app.command()
@@ -182,60 +178,54 @@ def repair(
         typer.Option(min=0.0, max=1.0, help="Share of the questions that may get a trial."),
     ] = 0.5,
     writer: Annotated[
-        str, typer.Option(help="Who writes messages: extractive (no call) or model.")
+        Literal["extractive", "model"],
+        typer.Option(help="Who writes messages: nobody (quotations only), or a model."),
     ] = "extractive",
     weighting: Annotated[
-        str, typer.Option(help="Weights of the decision rule: headroom or none.")
+        Literal["headroom", "none"], typer.Option(help="Weights of the decision rule.")
     ] = "headroom",
     report: Annotated[
         Path | None, typer.Option(help="Write the result of one question as an HTML page.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a workflow, try the most promising missing edge, keep the better answer."""
-    import asyncio
+    """Run a workflow, try the most promising missing edge, keep the better answer.
 
-    from splice.api import arepair, arepair_many
+    Exits with 1 if the node that gives the answer failed for a question.
+    """
+    from splice import api
+    from splice.line import RepairSettings
+    from splice.message import MessageSettings
     from splice.report import result_page
 
-    loaded, cases = _load(workflow, code), _cases(query, queries)
-    _check(loaded, cases)
-    settings = _repair_settings(writer, weighting)
     if report is not None and queries is not None:
         raise typer.BadParameter("--report shows one question; give it with --query")
+    loaded, cases = _load(workflow, code), _cases(query, queries)
+    _check(loaded, cases)
+    settings = RepairSettings(message=MessageSettings(writer=writer), weighting=weighting)
     answering = _model(loaded, model, threads)
     if queries is None:
-
-        async def one() -> str:
-            with _store(store) as opened:
-                result = await arepair(
-                    loaded, cases[0].query, model=answering, settings=settings, store=opened
-                )
-            if answering is not None:
-                await answering.aclose()
-            if report is not None:
-                _write(report, result_page(result))
-            return result.to_json() if as_json else str(result)
-
-        typer.echo(asyncio.run(one()))
-        return
-
-    async def many() -> RepairBatch:
-        with _store(store) as opened, _progress(len(cases)) as progress:
-            batch = await arepair_many(
-                loaded,
-                [case.query for case in cases],
-                model=answering,
-                budget_fraction=budget,
-                settings=settings,
-                store=opened,
-                progress=progress,
+        with _store(store) as opened:
+            result = api.repair(
+                loaded, cases[0].query, model=answering, settings=settings, store=opened
             )
-        if answering is not None:
-            await answering.aclose()
-        return batch
-
-    _show_batch(asyncio.run(many()), cases, as_json)
+        if report is not None:
+            _write(report, result_page(result))
+        typer.echo(result.to_json() if as_json else str(result))
+        _exit_if_failed(loaded, [result.base])
+        return
+    with _store(store) as opened, _progress(len(cases)) as progress:
+        batch = api.repair_many(
+            loaded,
+            [case.query for case in cases],
+            model=answering,
+            budget_fraction=budget,
+            settings=settings,
+            store=opened,
+            progress=progress,
+        )
+    _show_batch(batch, cases, as_json)
+    _exit_if_failed(loaded, [result.base for result in batch.results])
 
 
 @trace_app.command("show")
@@ -262,8 +252,10 @@ def trace_show(
     # A trial's run stands in its result; alone it would look like a run of the bare workflow.
     tried = {result.trial.trace.content() for result in results if result.trial is not None}
     traces = [trace for trace in traces if trace.content() not in tried]
+    if not contents.traces:
+        raise StoreError(f"{path} holds no runs")
     if not results and not traces:
-        known = ", ".join(sorted({trace.query.id for trace in contents.traces.values()})) or "none"
+        known = ", ".join(sorted({trace.query.id for trace in contents.traces.values()}))
         raise typer.BadParameter(f"no run of query {query!r} in {path}; there are: {known}")
     for result in results:
         typer.echo(result.to_json() if as_json else f"{result}\n")
@@ -314,26 +306,22 @@ def _model(workflow: Workflow, name: str | None, threads: int) -> ChatModel | No
     from splice.models.default import default_model
     from splice.models.local import LocalModel
 
-    model = default_model(name)
+    model = default_model(workflow, name, threads=threads)
     if isinstance(model, LocalModel):
-        model = LocalModel(name, threads=threads)
         identity = model.identity(None)
         _note(f"no endpoint is configured: asking the embedded model {identity.name}")
     return model
 
 
-def _repair_settings(writer: str, weighting: str) -> RepairSettings:
-    from pydantic import ValidationError
-
-    from splice.line import RepairSettings
-
-    try:
-        return RepairSettings.model_validate(
-            {"message": {"writer": writer}, "weighting": weighting}
-        )
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise typer.BadParameter(f"{first['loc'][-1]}: {first['msg']}") from None
+def _exit_if_failed(workflow: Workflow, bases: Iterable[Trace]) -> None:
+    """End with exit code 1 if a base run has no output, for whatever reason."""
+    failed = [base for base in bases if base.by_node[workflow.output].output is None]
+    for base in failed:
+        run = base.by_node[workflow.output]
+        problem = run.failure.message if run.failure else run.status
+        _note(f"error: query {base.query.id!r}: node {run.node!r} {run.status}: {problem}")
+    if failed:
+        raise typer.Exit(1)
 
 
 @contextmanager

@@ -294,6 +294,8 @@ TEXTS = st.lists(
             ">",
             "\n",
             "\r\n",
+            " ",
+            "\u2003",
             "From a:\n",
             "x" * 23,
             "x" * 24,
@@ -326,7 +328,8 @@ def test_any_text_is_read_back_as_it_was_written(
                 raw=frame,
             )
         )
-    trace = make_trace(runs, query=Query(text=frame, context={"$": (rendered,)}))
+    query = Query(text=frame, context={"$": (rendered,)})
+    trace = make_trace(runs, query=query, answer=outputs[-1].strip())
     with TraceStore(path, redactor=None) as store:
         id = store.put_trace(trace)
     contents = read_store(path)
@@ -406,6 +409,20 @@ def test_an_output_that_quotes_something_is_still_referred_to_as_a_whole(path: P
     assert path.read_text().count("nothing else about Sundays") == 1
 
 
+@pytest.mark.parametrize("output", ["{}\n", "\r\n\t {}", "> {} \n\n"])
+def test_an_answer_that_is_an_output_without_the_blanks_around_it_is_not_written_again(
+    path: Path, output: str
+) -> None:
+    run = make_run("a", output.format("The harbour of Byblos is the oldest of them."))
+    assert run.output is not None
+    reader = make_run("b", "fine", {"a": run.output.strip()})
+    trace = make_trace([run, reader], answer=run.output.strip())
+    with TraceStore(path) as store:
+        id = store.put_trace(trace)
+    assert path.read_text().count("The harbour of Byblos") == 1
+    assert read_store(path).traces == {id: trace}
+
+
 def test_a_trace_takes_little_more_than_its_outputs(path: Path) -> None:
     traces = [fan_trace(seed) for seed in range(20)]
     outputs = [run.output or "" for trace in traces for run in trace.node_runs]
@@ -453,6 +470,79 @@ def test_a_run_whose_output_was_redacted_is_not_gone_on_from(path: Path) -> None
         store.put_node_run(asked)
         assert list(store.memo()) == ["asked"]
         assert len(store.node_runs()) == 2
+
+
+def some_run(rng: random.Random) -> NodeRun:
+    """A run of any status, perhaps with a key, the same as another, or with a secret in it."""
+    text = (
+        f"{rng.choice(['fine', 'sk-abcdefghijklmnopqrstuvwx', 'half \ud83d'])} {rng.random():.1f}"
+    )
+    asked = rng.choice(["why?", "is sk-abcdefghijklmnopqrstuvwx right?\n"])
+    return make_run(
+        rng.choice("ab"),
+        text,
+        status=rng.choice(["ok", "abstained", "failed"]),
+        key=rng.choice([None, *"klmnop"]),
+        input=(ChatMessage(role="user", content=asked),),
+        usage=rng.choice([None, Usage(prompt_tokens=3)]),
+        model=rng.choice([None, ModelIdentity(name="m", provider="scripted")]),
+        started_s=rng.random(),
+    )
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_memo_is_at_any_time_what_the_file_holds(path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(3):
+        with TraceStore(path) as store:
+            for _ in range(8):
+                runs = [some_run(rng) for _ in range(3)]
+                ids = [store.put_node_run(runs[0]), store.put_trace(make_trace(runs))]
+                contents = read_store(path)
+                assert list(store.memo().items()) == list(contents.memo.items())
+                assert all(id in store for id in (*ids, *contents.node_runs))
+                assert store.contents() == contents
+
+
+def test_the_memo_is_a_live_view_that_nobody_can_change(path: Path) -> None:
+    run = make_run("a", "one", key="k")
+    with TraceStore(path) as store:
+        memo = store.memo()
+        before = store.contents().memo
+        id = store.put_node_run(run)
+        assert memo == {"k": run}
+        assert before == {}
+        assert id in store
+        assert "nothing" not in store
+        with pytest.raises(TypeError):
+            memo["l"] = run  # type: ignore[index]
+
+
+async def test_a_batch_reads_the_store_when_it_is_opened_and_never_again(path: Path) -> None:
+    calls = []
+
+    async def find(given: splice.NodeInput) -> str:
+        calls.append(given.query.text)
+        return f"found {given.query.text}\n"
+
+    workflow = splice.Workflow(
+        nodes=(splice.Function(id="a", call=find), splice.Function(id="b", call=find)),
+        edges=(("a", "b"),),
+        output="b",
+    )
+    first = await splice.arun(workflow, "one", store=(earlier := TraceStore(path)))
+    earlier.close()
+    with TraceStore(path) as store:
+        # Without a name the file can still be written, but not be opened and read again.
+        path.unlink()
+        batch = await splice.arepair_many(workflow, ["one", "two", "three"], store=store)
+        again = await splice.arepair_many(workflow, ["one", "two", "three"], store=store)
+        assert calls == ["one", "one", *["two", "three"] * 2]
+        assert batch.results[0].base.node_runs == first.node_runs
+        for result, repeated in zip(batch.results, again.results, strict=True):
+            assert repeated.base.node_runs == result.base.node_runs
+        with pytest.raises(StoreError, match="can't be read"):
+            store.traces()
 
 
 def test_a_store_is_continued_where_it_was_left(path: Path) -> None:
@@ -604,20 +694,21 @@ class _FailingStore(TraceStore):
 
 @pytest.mark.parametrize("can_cut", [True, False])
 def test_a_partial_line_is_cut_off_before_the_next_is_written(path: Path, can_cut: bool) -> None:
-    long = "a text that is long enough to be referred to"
+    long = "a text that is long enough to be referred to\n"
     with _FailingStore(path) as store:
-        first = store.put_node_run(make_run("a", "one"))
+        first = store.put_node_run(make_run("a", "one", key="a"))
         store.left, store.can_cut = 20, can_cut
         with pytest.raises(StoreError, match="Input/output error; every record before is safe"):
             store.put_node_run(make_run("b", long))
         assert list(read_store(path).node_runs) == [first]
+        assert list(store.memo()) == ["a"]
         store.left = 1_000_000
         if not can_cut:
             with pytest.raises(StoreError, match="can't cut"):
                 store.put_node_run(make_run("b", long))
             store.can_cut = True
         # Nothing may refer to the text of the line that failed.
-        second = store.put_node_run(make_run("c", "two", {"b": long}))
+        second = store.put_node_run(make_run("c", long.strip(), {"b": long}))
     contents = read_store(path)
     assert list(contents.node_runs) == [first, second]
     assert contents.damage == ()

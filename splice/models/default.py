@@ -7,25 +7,32 @@ import os
 
 from splice.errors import SettingsError
 from splice.models.protocol import ChatModel
+from splice.workflow import Agent, Workflow
 
 DEFAULT_ENDPOINT_MODEL = "gpt-4o-mini"
 """The node model of the paper; used with a key and without a base URL."""
 
 
-def default_model(name: str | None = None) -> ChatModel:
+def default_model(workflow: Workflow, name: str | None = None, *, threads: int = 1) -> ChatModel:
     """The endpoint that the environment names, else the embedded local model.
 
     Args:
-        name: model name at the endpoint, or of the embedded model; None: a default.
+        workflow: what the model is for. If each agent names its model, an endpoint need not say
+            which models it serves.
+        name: model name at the endpoint, or of the embedded model, for agents that name none.
+            None: the only one that the endpoint serves, or a default.
+        threads: threads of the embedded model.
 
     Raises:
         SettingsError: there is neither an endpoint nor the `local` extra, or an endpoint serves
             several models and none is named.
+        WeightsError: the weights of the embedded model are not here.
     """
     base_url, key = os.environ.get("OPENAI_BASE_URL"), os.environ.get("OPENAI_API_KEY")
     if base_url or key:
         from splice.models.endpoint import Endpoint
 
+        name = name or _common_name(workflow)
         if name is None:
             name = only_model(base_url, key) if base_url else DEFAULT_ENDPOINT_MODEL
         return Endpoint(base_url=base_url, api_key=key, model=name)
@@ -36,7 +43,13 @@ def default_model(name: str | None = None) -> ChatModel:
         )
     from splice.models.local import LocalModel
 
-    return LocalModel(name)
+    return LocalModel(name, threads=threads)
+
+
+def _common_name(workflow: Workflow) -> str | None:
+    """The first agent's model if every agent names one; None if one does not."""
+    names = [node.model.name for node in workflow.nodes if isinstance(node, Agent)]
+    return names[0] if names and None not in names else None
 
 
 def only_model(base_url: str, key: str | None) -> str:
