@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from splice.line import Progress
     from splice.models.protocol import ChatModel
     from splice.queries import Case
-    from splice.records import RepairBatch, Trace
+    from splice.records import RepairBatch, RepairResult, Trace
     from splice.store import TraceStore
     from splice.workflow import Workflow
 
@@ -61,7 +61,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def main() -> None:
     """Run the command line; errors of ours become one line on stderr and exit code 1."""
     try:
-        app()
+        app(prog_name="splice")
     except SpliceError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)
@@ -104,7 +104,7 @@ def init(
 @app.command()
 def validate(workflow: WorkflowPath, code: Code = None, as_json: AsJson = False) -> None:
     """Check a workflow and show its graph."""
-    from splice.report import workflow_text
+    from splice.report.text import workflow_text
 
     loaded = _load(workflow, code)
     if as_json:
@@ -149,7 +149,7 @@ def run(
     Exits with 1 if the node that gives the answer failed for a question.
     """
     from splice import api
-    from splice.report import trace_text
+    from splice.report.text import trace_text
 
     loaded, cases = _load(workflow, code), _cases(query, queries)
     _check(loaded, cases)
@@ -196,7 +196,7 @@ def repair(
     from splice import api
     from splice.line import RepairSettings
     from splice.message import MessageSettings
-    from splice.report import result_page
+    from splice.report.html import result_page
 
     if report is not None and queries is not None:
         raise typer.BadParameter("--report shows one question; give it with --query")
@@ -212,7 +212,7 @@ def repair(
         if report is not None:
             _write(report, result_page(result))
         typer.echo(result.to_json() if as_json else str(result))
-        _exit_if_failed(loaded, [result.base])
+        _exit_if_failed(loaded, _retained([result]))
         return
     with _store(store) as opened, _progress(len(cases)) as progress:
         batch = api.repair_many(
@@ -225,7 +225,7 @@ def repair(
             progress=progress,
         )
     _show_batch(batch, cases, as_json)
-    _exit_if_failed(loaded, [result.base for result in batch.results])
+    _exit_if_failed(loaded, _retained(batch.results))
 
 
 @trace_app.command("show")
@@ -236,7 +236,7 @@ def trace_show(
     as_json: AsJson = False,
 ) -> None:
     """Print recorded runs and repairs, readable or as JSON lines."""
-    from splice.report import trace_text
+    from splice.report.text import trace_text
     from splice.store import read_store
 
     contents = read_store(path)
@@ -313,6 +313,11 @@ def _model(workflow: Workflow, name: str | None, threads: int) -> ChatModel | No
     return model
 
 
+def _retained(results: Iterable[RepairResult]) -> list[Trace]:
+    """Base runs whose answer, or lack of one, is the result."""
+    return [result.base for result in results if result.decision.action == "retain"]
+
+
 def _exit_if_failed(workflow: Workflow, bases: Iterable[Trace]) -> None:
     """End with exit code 1 if a base run has no output, for whatever reason."""
     failed = [base for base in bases if base.by_node[workflow.output].output is None]
@@ -358,7 +363,7 @@ def _progress(n: int) -> Iterator[Progress]:
 
 
 def _show_batch(batch: RepairBatch, cases: tuple[Case, ...], as_json: bool) -> None:
-    from splice.report import batch_table, batch_totals, result_rows
+    from splice.report.batch import batch_table, batch_totals, result_rows
 
     if as_json:
         typer.echo(batch.model_dump_json())

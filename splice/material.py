@@ -68,5 +68,6 @@ def holds(workflow: Workflow, trace: Trace, node: NodeId, span: Span) -> bool:
     """Whether `span` stands verbatim where it says, in the material of `node`."""
     for piece in material(workflow, trace, node):
         if piece.origin == span.origin:
-            return piece.text[span.start : span.end] == span.text != ""
+            is_inside = span.start < span.end <= len(piece.text)
+            return is_inside and piece.text[span.start : span.end] == span.text
     return False

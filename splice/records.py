@@ -632,13 +632,13 @@ class RepairResult(Record):
 
     def __str__(self) -> str:
         """The result as a page of text."""
-        from splice.report import result_text
+        from splice.report.text import result_text
 
         return result_text(self)
 
     def _repr_html_(self) -> str:
         """The result as a piece of HTML, for notebooks."""
-        from splice.report import result_html
+        from splice.report.html import result_html
 
         return result_html(self)
 

@@ -37,18 +37,10 @@ from splice.records import (
     Trial,
     Usage,
 )
-from splice.report import (
-    ScoredRow,
-    batch_table,
-    batch_totals,
-    result_html,
-    result_page,
-    result_rows,
-    result_text,
-    trace_text,
-    visible,
-    workflow_text,
-)
+from splice.report.batch import ScoredRow, batch_table, batch_totals, result_rows
+from splice.report.display import visible
+from splice.report.html import result_html, result_page
+from splice.report.text import result_text, trace_text, workflow_text
 
 QUESTION = "Which visa do I need to fly from Lyon to Sydney in May, and what does it cost?"
 FACT = "The routing stops in Doha, Qatar, for 14 hours."
