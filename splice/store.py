@@ -220,6 +220,11 @@ class TraceStore:
         self._times = {id: (run.started_s, run.elapsed_s) for id, run in loaded.node_runs.items()}
         self._contents: StoreContents | None = loaded.contents()
         self._memo = dict(self._contents.memo)
+        self._memo_ids = {
+            run.key: _Id(id)
+            for id, run in loaded.node_runs.items()
+            if run.key is not None and self._memo.get(run.key) is run
+        }
 
     def __enter__(self) -> Self:
         return self
@@ -308,6 +313,9 @@ class TraceStore:
             return id
 
     def _put_run(self, run: NodeRun) -> _Id:
+        if run.key is not None and self._memo.get(run.key) is run:
+            # The usual case: each run comes once when it ends, and again with all that it is in.
+            return self._memo_ids[run.key]
         clean = _redacted(run, self._redact)
         content = _run_content(clean)
         if clean.model is not None:
@@ -323,6 +331,8 @@ class TraceStore:
         self._append("run", id, content | more)
         self._times[id] = times
         _memorize(self._memo, clean, is_changed)
+        if clean.key is not None and self._memo.get(clean.key) is clean:
+            self._memo_ids[clean.key] = id
         return id
 
     def _put_trace(self, trace: Trace) -> _Id:

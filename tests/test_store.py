@@ -362,6 +362,24 @@ def test_times_are_no_part_of_a_node_run_but_a_trace_keeps_its_own(path: Path) -
     assert contents.traces[trace_id] == trace
 
 
+def test_a_run_that_is_put_again_has_the_same_id_whatever_else_has_its_key(path: Path) -> None:
+    secret = "sk-abcdefghijklmnopqrstuvwx"
+    runs = [
+        make_run("a", "first", key="k"),
+        make_run("a", "second", key="k"),
+        make_run("b", "asked", key="s", input=(ChatMessage(role="user", content=secret),)),
+        make_run("c", "no key", key=None),
+    ]
+    with TraceStore(path) as store:
+        ids = [store.put_node_run(run) for run in runs]
+        assert len(set(ids)) == 4
+        assert [store.put_node_run(run) for run in runs] == ids
+    with TraceStore(path) as store:
+        assert [store.put_node_run(run) for run in runs] == ids
+        assert [store.put_node_run(run) for run in store.memo().values()] == [ids[0], ids[2]]
+    assert kinds_of(path).count("run") == 4
+
+
 def test_a_trial_adds_only_the_node_runs_that_changed(path: Path) -> None:
     result = make_result()
     assert result.trial is not None
@@ -474,13 +492,11 @@ def test_a_run_whose_output_was_redacted_is_not_gone_on_from(path: Path) -> None
 
 def some_run(rng: random.Random) -> NodeRun:
     """A run of any status, perhaps with a key, the same as another, or with a secret in it."""
-    text = (
-        f"{rng.choice(['fine', 'sk-abcdefghijklmnopqrstuvwx', 'half \ud83d'])} {rng.random():.1f}"
-    )
+    text = rng.choice(["fine", "sk-abcdefghijklmnopqrstuvwx", "half \ud83d"])
     asked = rng.choice(["why?", "is sk-abcdefghijklmnopqrstuvwx right?\n"])
     return make_run(
         rng.choice("ab"),
-        text,
+        f"{text} {rng.randrange(10)}",
         status=rng.choice(["ok", "abstained", "failed"]),
         key=rng.choice([None, *"klmnop"]),
         input=(ChatMessage(role="user", content=asked),),
@@ -518,7 +534,7 @@ def test_the_memo_is_a_live_view_that_nobody_can_change(path: Path) -> None:
             memo["l"] = run  # type: ignore[index]
 
 
-async def test_a_batch_reads_the_store_when_it_is_opened_and_never_again(path: Path) -> None:
+def test_a_batch_reads_the_store_when_it_is_opened_and_never_again(path: Path) -> None:
     calls = []
 
     async def find(given: splice.NodeInput) -> str:
@@ -530,14 +546,15 @@ async def test_a_batch_reads_the_store_when_it_is_opened_and_never_again(path: P
         edges=(("a", "b"),),
         output="b",
     )
-    first = await splice.arun(workflow, "one", store=(earlier := TraceStore(path)))
-    earlier.close()
+    queries = ["one", "two", "three"]
+    with TraceStore(path) as store:
+        first = splice.run(workflow, splice.Query(text="one", id="q1"), store=store)
     with TraceStore(path) as store:
         # Without a name the file can still be written, but not be opened and read again.
         path.unlink()
-        batch = await splice.arepair_many(workflow, ["one", "two", "three"], store=store)
-        again = await splice.arepair_many(workflow, ["one", "two", "three"], store=store)
-        assert calls == ["one", "one", *["two", "three"] * 2]
+        batch = splice.repair_many(workflow, queries, store=store)
+        again = splice.repair_many(workflow, queries, store=store)
+        assert sorted(calls) == sorted(queries * 2)
         assert batch.results[0].base.node_runs == first.node_runs
         for result, repeated in zip(batch.results, again.results, strict=True):
             assert repeated.base.node_runs == result.base.node_runs
