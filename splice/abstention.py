@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 
 from splice.prompts import one_line, render
 from splice.records import Abstention, AbstentionCategory, Record
-from splice.text import bare
+from splice.text import bare, is_refusal
 
 MAX_RATIONALE_WORDS = 40
 MAX_RATIONALE_CHARS = 400
@@ -313,6 +313,15 @@ def wire(abstention: Abstention) -> str:
     """
     message = {"Response": abstention.category, "Reasoning": abstention.rationale}
     return json.dumps(message, ensure_ascii=False)
+
+
+def is_declining(answer: str | None) -> bool:
+    """Whether an answer says, in words or by passing on an abstention, that there is none.
+
+    >>> is_declining("not found"), is_declining("Doha"), is_declining(None)
+    (True, False, True)
+    """
+    return is_refusal(answer) or (answer is not None and parse_reply(answer).kind == "abstention")
 
 
 def clarifying_question(abstention: Abstention) -> str:

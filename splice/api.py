@@ -59,10 +59,8 @@ async def arun(
         QueryError: the query does not fit the workflow.
         SettingsError: a model is missing.
     """
-    asked = _query(query)
     models = _models(workflow, model)
-    known = {} if store is None else store.memo()
-    return await _base_run(workflow, asked, models, settings, None, store, known)
+    return await _base_run(workflow, _query(query), models, settings, None, store)
 
 
 async def arepair(
@@ -99,9 +97,7 @@ async def arepair(
     if base is None:
         if query is None:
             raise QueryError("repair needs a query or a base run")
-        known = {} if store is None else store.memo()
-        asked = _query(query)
-        base = await _base_run(workflow, asked, models, settings.run, account, store, known)
+        base = await _base_run(workflow, _query(query), models, settings.run, account, store)
     elif query is not None and query not in (base.query, base.query.text):
         raise QueryError(f"the base run is about another query: {base.query.text[:200]!r}")
     workflow.check_trace(base)
@@ -158,12 +154,10 @@ async def arepair_many(
     models = _models(workflow, model)
     budget = settings.run.budget
     account = None if budget.is_unlimited else Account(budget)
-    # Once: reading a store that grows with each query would take time that grows with the square.
-    known = {} if store is None else store.memo()
     began = time.perf_counter()
 
     async def run_one(query: Query) -> Trace:
-        return await _base_run(workflow, query, models, settings.run, account, store, known)
+        return await _base_run(workflow, query, models, settings.run, account, store)
 
     bases = await _each(asked, run_one, concurrency, progress, "run")
     diagnoses = [diagnoser(workflow, base) for base in bases]
@@ -277,6 +271,8 @@ def _query(query: Query | str) -> Query:
 
 def _queries(workflow: Workflow, queries: Sequence[Query | str]) -> list[Query]:
     """Queries with distinct ids, each checked before the first call."""
+    if isinstance(queries, str):
+        raise QueryError("queries is one text; give a list of them, or ask for one with repair")
     asked = [
         Query(text=query, id=f"q{place}") if isinstance(query, str) else query
         for place, query in enumerate(queries, 1)
@@ -306,7 +302,6 @@ async def _base_run(
     settings: RunSettings,
     account: Account | None,
     store: TraceStore | None,
-    known: Mapping[str, NodeRun],
 ) -> Trace:
     """Run a workflow, and record it where there is a store.
 
@@ -315,6 +310,7 @@ async def _base_run(
     """
     if store is None:
         return await execute(workflow, query, models, settings=settings, account=account)
+    known = store.memo()
 
     def recorded(
         node: NodeId, messages: tuple[ChatMessage, ...], model: ModelIdentity | None

@@ -31,9 +31,11 @@ app = typer.Typer(
     help="Repair fixed workflows of LLM agents, query by query.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    # Without rich help takes half the time, and errors are plain lines.
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-trace_app = typer.Typer(help="Read recorded runs.", no_args_is_help=True)
+trace_app = typer.Typer(help="Read recorded runs.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(trace_app, name="trace")
 app.add_typer(models_cli.app, name="models")
 
@@ -63,7 +65,7 @@ def main() -> None:
     try:
         app(prog_name="splice")
     except SpliceError as error:
-        typer.echo(f"error: {error}", err=True)
+        _note(f"error: {error}")
         sys.exit(1)
 
 
@@ -89,7 +91,10 @@ def _options(
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
 ) -> None:
-    """Write a working sample: a trip desk of five agents, its papers and twenty questions."""
+    """Write a working sample: a workflow, its papers, questions.
+
+    A trip desk of five agents, and twenty questions with their answers.
+    """
     from splice.sample import write_sample
 
     write_sample(folder)
@@ -104,6 +109,7 @@ def init(
 @app.command()
 def validate(workflow: WorkflowPath, code: Code = None, as_json: AsJson = False) -> None:
     """Check a workflow and show its graph."""
+    from splice.report.display import visible
     from splice.report.text import workflow_text
 
     loaded = _load(workflow, code)
@@ -122,7 +128,8 @@ def validate(workflow: WorkflowPath, code: Code = None, as_json: AsJson = False)
         return
     typer.echo(workflow_text(loaded.plan.order, loaded.edges, loaded.output))
     n = len(loaded.candidate_edges)
-    typer.echo(f"\n{loaded.name}: valid; {n} missing edges could be tried")
+    edges = "1 missing edge" if n == 1 else f"{n} missing edges"
+    typer.echo(f"\n{visible(loaded.name)}: valid; {edges} could be tried")
 
 
 @app.command()
@@ -144,7 +151,7 @@ def run(
     store: StorePath = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a workflow as it is and show what each node read and said.
+    """Run a workflow as it is and show what each node said.
 
     Exits with 1 if the node that gives the answer failed for a question.
     """
@@ -157,7 +164,8 @@ def run(
     traces = []
     with _store(store) as opened:
         for place, case in enumerate(cases, 1):
-            _note(f"{place}/{len(cases)} {case.query.id}", only_if=len(cases) > 1)
+            if len(cases) > 1:
+                _note(f"{place}/{len(cases)} {case.query.id}")
             trace = api.run(loaded, case.query, model=answering, store=opened)
             typer.echo(trace.model_dump_json() if as_json else trace_text(trace))
             traces.append(trace)
@@ -189,7 +197,7 @@ def repair(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a workflow, try the most promising missing edge, keep the better answer.
+    """Run a workflow, try a missing edge, keep the better answer.
 
     Exits with 1 if the node that gives the answer failed for a question.
     """
@@ -200,6 +208,8 @@ def repair(
 
     if report is not None and queries is not None:
         raise typer.BadParameter("--report shows one question; give it with --query")
+    if report is not None and (report.is_dir() or not report.parent.is_dir()):
+        raise typer.BadParameter(f"--report names no file in a folder that exists: {report}")
     loaded, cases = _load(workflow, code), _cases(query, queries)
     _check(loaded, cases)
     settings = RepairSettings(message=MessageSettings(writer=writer), weighting=weighting)
@@ -209,9 +219,9 @@ def repair(
             result = api.repair(
                 loaded, cases[0].query, model=answering, settings=settings, store=opened
             )
+        typer.echo(result.to_json() if as_json else str(result))
         if report is not None:
             _write(report, result_page(result))
-        typer.echo(result.to_json() if as_json else str(result))
         _exit_if_failed(loaded, _retained([result]))
         return
     with _store(store) as opened, _progress(len(cases)) as progress:
@@ -253,7 +263,7 @@ def trace_show(
     tried = {result.trial.trace.content() for result in results if result.trial is not None}
     traces = [trace for trace in traces if trace.content() not in tried]
     if not contents.traces:
-        raise StoreError(f"{path} holds no runs")
+        raise StoreError(f"{path} holds no finished run")
     if not results and not traces:
         known = ", ".join(sorted({trace.query.id for trace in contents.traces.values()}))
         raise typer.BadParameter(f"no run of query {query!r} in {path}; there are: {known}")
@@ -270,9 +280,11 @@ def trace_show(
 # --- what the commands share -----------------------------------------------------------------
 
 
-def _note(text: str, *, only_if: bool = True) -> None:
-    if only_if:
-        typer.echo(text, err=True)
+def _note(text: str) -> None:
+    """Say something on stderr; names in it may come from a file of anybody's."""
+    from splice.report.display import visible
+
+    typer.echo(visible(text), err=True)
 
 
 def _load(path: Path, code: Path | None) -> Workflow:

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Literal, TypeAlias
 
-from splice.abstention import clarifying_question, missing_item
-from splice.material import delivered, material, readable, told
+from splice.abstention import clarifying_question, is_declining, missing_item
+from splice.material import delivered, emitted, material, readable, told
 from splice.records import (
     Abstention,
     CandidateEdge,
@@ -59,7 +59,7 @@ def base_score(workflow: Workflow, trace: Trace) -> tuple[float, tuple[str, ...]
     0.1 if a reply was cut off. The order of these is measured (declining nodes are the strongest
     sign of a gap), their sizes are not.
     """
-    if is_refusal(trace.answer):
+    if is_declining(trace.answer):
         return 0.05, ("the answer declines",)
     score, reasons = 0.7, []
     declining = [run.node for run in trace.node_runs if declines(run)]
@@ -137,13 +137,13 @@ def edge_features(workflow: Workflow, trace: Trace, edge: CandidateEdge) -> dict
 
     source, receiver = trace.by_node[edge.source], trace.by_node[edge.receiver]
     held = "\n".join(piece.text for piece in material(workflow, trace, edge.source))
-    output = source.output or "" if source.status == "ok" else ""
+    output = emitted(source)
     u_silent = not output or is_refusal(output)
     parents = "\n".join(delivered(trace.by_node[parent]) for parent in receiver.received)
     need = items(workflow.subtask(edge.receiver, trace.query))
     uncovered = [item for item in need if not contains(parents, item)]
     known = readable(workflow, trace, edge.receiver)
-    emitted, read = words(output), words(known)
+    said, read = words(output), words(known)
     beside = words(parents)
     named = items(receiver.abstention.rationale) if receiver.abstention else ()
     paths = nx.single_source_shortest_path_length(workflow.graph, edge.source)
@@ -155,8 +155,8 @@ def edge_features(workflow: Workflow, trace: Trace, edge: CandidateEdge) -> dict
         "uncovered_need": len(uncovered) / max(1, len(need)),
         "fills": _share(uncovered, held),
         "fills_output": _share(uncovered, output),
-        "novel": 0.0 if u_silent else len(emitted - read) / max(1, len(emitted)),
-        "redundancy": len(emitted & beside) / max(1.0, math.sqrt(len(emitted) * len(beside))),
+        "novel": 0.0 if u_silent else len(said - read) / max(1, len(said)),
+        "redundancy": len(said & beside) / max(1.0, math.sqrt(len(said) * len(beside))),
         "bridge": float(not u_silent and bool(bridges(workflow, trace, edge))),
         "w_declines": float(declines(receiver)),
         "named_held": _share(named, held),
@@ -361,8 +361,12 @@ def find_gap(workflow: Workflow, trace: Trace, edge: CandidateEdge) -> Gap:
             break
     if not any(item.is_held for item in found):
         known = readable(workflow, trace, edge.receiver)
-        output = trace.by_node[edge.source].output or ""
-        new = [item for item in items(output) if not contains(known, item)]
+        seen = {norm(item.text) for item in found}
+        new = [
+            item
+            for item in items(emitted(trace.by_node[edge.source]))
+            if not contains(known, item) and norm(item) not in seen
+        ]
         found += [
             GapItem(text=item, named_in="source", is_held=True) for item in new[:_MAX_SOURCE_ITEMS]
         ]

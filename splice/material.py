@@ -37,6 +37,11 @@ def material(workflow: Workflow, trace: Trace, node: NodeId) -> tuple[Piece, ...
     return tuple(pieces)
 
 
+def emitted(run: NodeRun) -> str:
+    """What a node said about its task; empty if it abstained, failed or was not called."""
+    return run.output or "" if run.status == "ok" else ""
+
+
 def delivered(run: NodeRun | None) -> str:
     """What a node's run gave its successors to read; of an abstention, the rationale."""
     if run is None:

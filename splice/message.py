@@ -7,6 +7,7 @@ extractive (no model call) or written by a model; either way they pass the same 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
@@ -32,10 +33,16 @@ from splice.records import (
     SpliceMessage,
     Trace,
 )
-from splice.text import contains, is_refusal, items, sentences, words
+from splice.text import contains, is_refusal, items, norm, sentences, words
 from splice.workflow import Workflow
 
-_LINE = re.compile(r'^\s*[-*]?\s*(KEY|FACT)\s*:\s*(.+?)\s*\|\s*"(.+)"\s*$', re.IGNORECASE)
+_LINE = re.compile(r'(KEY|FACT):([^|]*)\|\s*"(.+)"', re.IGNORECASE)
+
+_MAX_LINE = 2000
+"""Characters of one line of a model's reply that are looked at."""
+
+_MAX_READ_LINES = 50
+"""Lines of a model's reply that are looked at; it is asked for a handful."""
 
 _KNOWN_SHARE = 0.9
 """A sentence of which the receiver was told this share of the content words adds nothing."""
@@ -141,6 +148,8 @@ def _ranked_sentences(
             new = len(own - read) / max(1, len(own))
             hits = [item for item in wanted if contains(text, item)]
             about = focus is not None and contains(text, focus)
+            if piece.origin == "output" and is_refusal(text):
+                continue
             is_new = new > 1 - _KNOWN_SHARE or any(not contains(heard, i) for i in items(text))
             if not is_new or not (hits or about or piece.origin == "output"):
                 continue
@@ -270,20 +279,21 @@ def read_message(
     Returns:
         The lines that hold, and the number of lines that did not.
     """
-    everything = "\n".join([allowed, *(piece.text for piece in pieces)])
+    everything = norm("\n".join([allowed, *(piece.text for piece in pieces)]))
     keys: list[MessageLine] = []
     facts: list[MessageLine] = []
     n_dropped = 0
-    for raw in reply.splitlines():
-        if re.match(r"^\s*[-*]?\s*(KEY|FACT)\s*:", raw, re.IGNORECASE) is None:
-            continue
-        found = _LINE.match(raw[:4000])
+    candidates = (raw[:_MAX_LINE].strip().lstrip("-* ") for raw in reply.splitlines())
+    marked = (raw for raw in candidates if raw[:5].upper().startswith(("KEY:", "FACT:")))
+    for raw in itertools.islice(marked, _MAX_READ_LINES):
+        found = _LINE.fullmatch(raw)
+        statement = found.group(2).strip() if found else ""
         span = _locate(found.group(3), pieces) if found else None
-        if found is None or span is None or not _is_supported(found.group(2), everything):
+        if found is None or span is None or not _is_supported(statement, everything):
             n_dropped += 1
             continue
-        line = MessageLine(text=one_line(found.group(2)), spans=(span,))
-        (keys if found.group(1).upper() == "KEY" else facts).append(line)
+        line = MessageLine(text=one_line(statement), spans=(span,))
+        (keys if raw[:3].upper() == "KEY" else facts).append(line)
     return keys + facts, n_dropped
 
 
@@ -299,7 +309,11 @@ def _locate(quotation: str, pieces: Sequence[Piece]) -> Span | None:
 
 
 def _is_supported(statement: str, everything: str) -> bool:
-    return all(contains(everything, item) for item in items(statement))
+    """Whether a statement says something, and each entity and number of it stands in the text.
+
+    A single name that opens the statement looks like any other first word and is not checked.
+    """
+    return bool(statement) and all(contains(everything, item) for item in items(statement))
 
 
 def _is_new(line: MessageLine, heard: str) -> bool:

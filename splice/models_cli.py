@@ -11,7 +11,11 @@ import typer
 if TYPE_CHECKING:
     from splice.models.weights import Progress
 
-app = typer.Typer(help="Fetch, find and serve the embedded local models.", no_args_is_help=True)
+app = typer.Typer(
+    help="Fetch, find and serve the embedded local models.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 Name = Annotated[str, typer.Argument(help="Name or short name, as in `splice models list`.")]
 

@@ -626,6 +626,16 @@ class RepairResult(Record):
         """Edges of the workflow, as the base trace shows them (`edge` is the one that was tried)."""
         return tuple((p, run.node) for run in self.base.node_runs for p in run.expected)
 
+    @property
+    def clarifying_questions(self) -> tuple[str, ...]:
+        """Questions to the user that nodes found the query too ambiguous without."""
+        return self.diagnosis.clarifying_questions
+
+    @property
+    def missing_inputs(self) -> tuple[str, ...]:
+        """What nodes named as missing, as `node: what`."""
+        return self.diagnosis.missing_inputs
+
     def to_json(self) -> str:
         """The whole result as JSON."""
         return self.model_dump_json()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 
 from splice.errors import SettingsError
@@ -60,15 +61,21 @@ def only_model(base_url: str, key: str | None) -> str:
     """
     import openai
 
+    from splice.models.endpoint import _checked_key, _checked_url, _shown_url
+
+    base_url, shown = _checked_url(base_url), _shown_url(base_url)
+    key = _checked_key((key or "").strip() or None)
     try:
         with openai.OpenAI(base_url=base_url, api_key=key or "none", timeout=10.0) as client:
-            names = [model.id for model in client.models.list()]
-    except openai.OpenAIError as error:
+            # Raw: the client takes whatever JSON comes for a list of models.
+            listed = json.loads(client.models.with_raw_response.list().content)
+        names = [str(model["id"]) for model in listed["data"]]
+    except (openai.OpenAIError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise SettingsError(
-            f"{base_url} does not say which models it serves ({type(error).__name__}); "
+            f"{shown} does not say which models it serves ({type(error).__name__}); "
             "name one with --model or in the workflow"
         ) from None
     if len(names) != 1:
         have = ", ".join(map(repr, names[:10])) or "none"
-        raise SettingsError(f"{base_url} serves {have}; name one with --model or in the workflow")
+        raise SettingsError(f"{shown} serves {have}; name one with --model or in the workflow")
     return names[0]
