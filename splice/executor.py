@@ -14,6 +14,8 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import nullcontext
+from itertools import count
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from pydantic import Field
@@ -56,7 +58,7 @@ from splice.records import (
 )
 from splice.rendering import documents_block, parent_block, question_block, render_input
 from splice.text import last_answer_line
-from splice.tools import ToolMemory, call_tool
+from splice.tools import ToolMemory, call_tool, in_thread
 from splice.workflow import Agent, Function, Tool, Workflow
 
 Models: TypeAlias = ChatModel | Mapping[str, ChatModel]
@@ -89,6 +91,7 @@ class NodeInput(NamedTuple):
     """What a function node is called with."""
 
     query: Query
+    """Its id and text alone: what other nodes privately know is none of this node's business."""
     node: NodeId
     subtask: str
     parents: Mapping[NodeId, str]
@@ -98,13 +101,6 @@ class NodeInput(NamedTuple):
     documents: tuple[Document, ...]
     message: SpliceMessage | None
     """A message delivered by a spliced edge, in a trial."""
-
-
-class _NodeFailed(Exception):
-    def __init__(self, failure: NodeFailure, raw: str | None = None) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
-        self.raw = raw
 
 
 async def execute(
@@ -151,7 +147,7 @@ async def execute(
     run = _Run(
         workflow=workflow,
         query=query,
-        answering=_resolve_models(workflow, models),
+        answering=resolve_models(workflow, models),
         settings=settings,
         account=account or _account(settings.budget),
         message=message,
@@ -173,13 +169,12 @@ def _account(budget: Budget) -> Account | None:
     return None if budget.is_unlimited else Account(budget)
 
 
-def _resolve_models(workflow: Workflow, models: Models) -> Mapping[NodeId, ChatModel]:
+def resolve_models(workflow: Workflow, models: Models) -> Mapping[NodeId, ChatModel]:
     """The model of each agent."""
-    agents = [node for node in workflow.nodes if isinstance(node, Agent)]
     if not isinstance(models, Mapping):
-        return {node.id: models for node in agents}
+        return {node.id: models for node in workflow.agents}
     found = {}
-    for node in agents:
+    for node in workflow.agents:
         name = node.model.name
         if name is None and len(models) == 1:
             found[node.id] = next(iter(models.values()))
@@ -250,58 +245,63 @@ class _Run:
 
         self.began = clock()
         self.question = question_block(query)
+        # The two mappings are this run's own: a default would be shared with every other run.
+        own: dict[str, Any] = {"context": {}, "subtasks": {}}
+        self.asked = trusted(Query, {"text": query.text, "id": query.id, **own})
         self.runs: dict[NodeId, NodeRun] = {}
         self.blocks: dict[NodeId, str] = {}
         self.calls: dict[NodeId, list[CallRecord]] = {}
         self.waiting = {node: len(parents) for node, parents in self.plan.parents.items()}
-        self.tasks: set[asyncio.Task[None]] = set()
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.deadlines = _Deadlines()
+        self.tasks: dict[NodeId, asyncio.Task[None]] = {}
+        """By the node that it began with."""
+        self.loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = self.loop.create_future()
+        self.deadlines = _Deadlines(self.loop)
 
     # --- scheduling --------------------------------------------------------------------------
 
     async def finish(self) -> Trace:
         """Run everything and put the trace together."""
         stop_reason = None
+        limit_s = self.settings.run_timeout_s
         for node in self.plan.order:
             if not self.waiting[node]:
                 self._spawn(node)
         try:
-            async with asyncio.timeout(self.settings.run_timeout_s) as limit:
+            async with nullcontext() if limit_s is None else asyncio.timeout(limit_s) as limit:
                 await self.ended
-        except TimeoutError:
-            if not limit.expired():
-                raise
+        except BaseException as error:
             in_flight = self.deadlines.running()
             await self._cancel()
-            stop_reason = f"run_timeout after {self.settings.run_timeout_s} s"
+            if not (isinstance(error, TimeoutError) and limit is not None and limit.expired()):
+                raise
+            stop_reason = f"run_timeout after {limit_s} s"
             self._close_unfinished(in_flight)
-        except BaseException:
-            await self._cancel()
-            raise
         finally:
             self.deadlines.close()
         return self._trace(stop_reason)
 
     def _spawn(self, node: NodeId) -> None:
-        self.tasks.add(asyncio.create_task(self._walk(node)))
+        if self.ended.done():
+            return
+        self.tasks[node] = self.loop.create_task(self._walk(node))
 
     async def _cancel(self) -> None:
         """Cancel what is in flight and wait until it is gone."""
         if not self.ended.done():
             self.ended.cancel()
-        tasks = list(self.tasks)
+        tasks = list(self.tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _walk(self, node: NodeId) -> None:
         """Run a node, then go on with what it made ready: the first here, the others beside."""
-        task = asyncio.current_task()
-        assert task is not None
+        task = self.tasks[node]
         following: NodeId | None = node
         try:
-            while following is not None:
+            # A node may end well although it was told to stop; nothing follows it then.
+            while following is not None and not self.ended.done():
                 following = self._deliver(await self._run_node(following, task))
         except asyncio.CancelledError:
             raise
@@ -309,7 +309,7 @@ class _Run:
             if not self.ended.done():
                 self.ended.set_exception(error)
         finally:
-            self.tasks.discard(task)
+            del self.tasks[node]
             if not self.tasks and not self.ended.done():
                 self.ended.set_result(None)
 
@@ -338,16 +338,19 @@ class _Run:
         node = self.workflow.by_id[name]
         began = self.clock()
         parents = self.plan.parents[name]
-        received = tuple([parent for parent in parents if self.runs[parent].output is not None])
+        outputs = {
+            parent: output for parent in parents if (output := self.runs[parent].output) is not None
+        }
+        received = parents if len(outputs) == len(parents) else tuple(outputs)
         message = self.message if self.message and self.message.receiver == name else None
         if len(received) < len(parents) and message is None and _lacks(node, received):
             return self._skipped(name, parents, received, began)
         subtask = self.workflow.subtask(name, self.query)
         documents = self.workflow.private(name, self.query)
-        blocks = [self.question] if isinstance(node, Function) or node.reads_query else []
-        if documents:
-            blocks.append(documents_block(documents))
+        blocks = [documents_block(documents)] if documents else []
         blocks += [self.blocks[parent] for parent in parents]
+        if isinstance(node, Function) or node.reads_query:
+            blocks.append(self.question)
         messages = render_input(self.workflow, node, blocks, subtask, message)
         model = self.answering.get(name)
         identity = model_identity(node, model)
@@ -355,16 +358,9 @@ class _Run:
             return known
         made: dict[str, Any] = {}
         if isinstance(node, Function):
-            given = NodeInput(
-                query=self.query,
-                node=name,
-                subtask=subtask,
-                parents={parent: self.runs[parent].output or "" for parent in received},
-                missing=_missing(parents, received),
-                documents=documents,
-                message=message,
-            )
-            coming = node.call(given) if node.is_async else asyncio.to_thread(node.call, given)
+            missing = _missing(parents, received)
+            given = NodeInput(self.asked, name, subtask, outputs, missing, documents, message)
+            coming = node.call(given) if node.is_async else in_thread(node.call, given)
             outcome = await self._guarded(node, coming, task)
         else:
             work = _AgentWork(self, node, self.answering[name], messages)
@@ -383,19 +379,18 @@ class _Run:
         if self.keep_keys:
             fingerprint = self.workflow.node_fingerprints[name]
             made["key"] = memo_key(fingerprint, identity, self.settings.rollout, messages)
-        return trusted(
-            NodeRun,
-            node=name,
-            status=outcome.status,
-            output=outcome.output,
-            input=messages,
-            expected=parents,
-            received=received,
-            rollout=self.settings.rollout,
-            started_s=began - self.began,
-            elapsed_s=self.clock() - began,
-            **made,
-        )
+        made |= {
+            "node": name,
+            "status": outcome.status,
+            "output": outcome.output,
+            "input": messages,
+            "expected": parents,
+            "received": received,
+            "rollout": self.settings.rollout,
+            "started_s": began - self.began,
+            "elapsed_s": self.clock() - began,
+        }
+        return trusted(NodeRun, made)
 
     def _skipped(
         self,
@@ -405,10 +400,8 @@ class _Run:
         began: float,
     ) -> NodeRun:
         """The record of a node that was not called because what it needs did not arrive."""
-        if self.memo is not None and (known := self.memo(name, (), None)) is not None:
-            return known
         gone = ", ".join(map(repr, _missing(parents, received)))
-        return NodeRun(
+        skipped = NodeRun(
             node=name,
             status="skipped",
             failure=NodeFailure(kind="missing_input", message=f"nothing arrived from {gone}"),
@@ -417,6 +410,8 @@ class _Run:
             rollout=self.settings.rollout,
             started_s=began - self.began,
         )
+        known = self.memo(name, (), None) if self.memo is not None else None
+        return known if known is not None and known.failure == skipped.failure else skipped
 
     async def _guarded(
         self, node: Agent | Function, coming: Awaitable[Any], task: asyncio.Task[None]
@@ -429,13 +424,11 @@ class _Run:
             outcome = returned if type(returned) is _Outcome else _read_returned(node, returned)
             return self._checked(outcome)
         except asyncio.CancelledError:
-            if self.deadlines.is_over(node.id, task):
-                return _failed("timeout", f"not finished after {limit_s:g} s")
-            if task.cancelling():
+            if self.ended.done():
                 raise
+            if self.deadlines.is_over(node.id):
+                return _failed("timeout", f"not finished after {limit_s:g} s")
             return _failed("exception", "the node raised CancelledError of its own")
-        except _NodeFailed as failed:
-            return _Outcome("failed", failure=failed.failure, raw=failed.raw)
         except (SettingsError, PromptError, ScriptExhausted, WriteBlocked):
             raise
         except ModelError as error:
@@ -481,24 +474,33 @@ class _Run:
 
     def ordered_calls(self) -> tuple[CallRecord, ...]:
         """Every attempt at a model call, by node in canonical order."""
+        if not self.calls:
+            return ()
         return tuple(call for name in self.plan.order for call in self.calls.get(name, ()))
 
     def _trace(self, stop_reason: str | None) -> Trace:
         order = self.plan.order
-        last = self.runs[self.workflow.output]
+        answer = None
+        try:
+            answer = extract_answer(self.workflow, self.runs[self.workflow.output])
+        except Exception as error:
+            # A fault of the caller's own rule must not cost the run that was paid for.
+            stop_reason = without_surrogates(f"the answer rule: {type(error).__name__}: {error}")
         return trusted(
             Trace,
-            query=self.query,
-            workflow=self.workflow.name,
-            fingerprint=self.workflow.fingerprint,
-            node_fingerprints=self.workflow.node_fingerprints,
-            node_runs=tuple(self.runs[name] for name in order),
-            answer=extract_answer(self.workflow, last),
-            stop_reason=stop_reason,
-            calls=self.ordered_calls(),
-            rollout=self.settings.rollout,
-            elapsed_s=self.clock() - self.began,
-            engine_version=__version__,
+            {
+                "query": self.query,
+                "workflow": self.workflow.name,
+                "fingerprint": self.workflow.fingerprint,
+                "node_fingerprints": self.workflow.node_fingerprints,
+                "node_runs": tuple([self.runs[name] for name in order]),
+                "answer": answer,
+                "stop_reason": stop_reason,
+                "calls": self.ordered_calls(),
+                "rollout": self.settings.rollout,
+                "elapsed_s": self.clock() - self.began,
+                "engine_version": __version__,
+            },
         )
 
 
@@ -508,8 +510,8 @@ class _Deadlines:
     A timer for each node would cost more than everything else the engine does for it.
     """
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._due: dict[NodeId, tuple[float, asyncio.Task[Any]]] = {}
         self._over: set[NodeId] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -522,19 +524,18 @@ class _Deadlines:
             self._set(due)
 
     def leave(self, node: NodeId) -> None:
-        """The work on `node` has ended."""
-        del self._due[node]
+        """The work on `node` has ended; if it was cancelled for its time, that is taken back."""
+        _, task = self._due.pop(node)
+        if node in self._over:
+            task.uncancel()
 
     def running(self) -> frozenset[NodeId]:
         """Nodes in flight."""
         return frozenset(self._due)
 
-    def is_over(self, node: NodeId, task: asyncio.Task[Any]) -> bool:
-        """Whether `task` was cancelled because `node` took too long, and by nobody else.
-
-        If so, the cancellation is taken back.
-        """
-        return node in self._over and task.uncancel() == 0
+    def is_over(self, node: NodeId) -> bool:
+        """Whether `node` took too long."""
+        return node in self._over
 
     def close(self) -> None:
         """Stop the timer."""
@@ -571,7 +572,8 @@ def _lacks(node: Agent | Function, received: tuple[NodeId, ...]) -> bool:
 
 
 def _failed(kind: FailureKind, message: str, raw: str | None = None) -> _Outcome:
-    return _Outcome("failed", failure=NodeFailure(kind=kind, message=message), raw=raw)
+    failure = NodeFailure(kind=kind, message=without_surrogates(message))
+    return _Outcome("failed", failure=failure, raw=raw)
 
 
 def _abstained(abstention: Abstention, raw: str | None = None) -> _Outcome:
@@ -618,7 +620,7 @@ class _AgentWork:
         node = self.node
         tools = {name: self.run.workflow.tools_by_name[name] for name in node.tools}
         messages = self.messages
-        for _ in range(node.max_tool_rounds + 1):
+        for n_rounds in count():
             request = Request(
                 messages=messages,
                 settings=node.model,
@@ -632,13 +634,12 @@ class _AgentWork:
             if not completion.tool_requests:
                 self.is_truncated = completion.finish_reason == "length"
                 return self._read(node, completion)
+            if n_rounds == node.max_tool_rounds:
+                break
             messages = (*messages, *await self._use_tools(completion, tools))
         names = ", ".join(call.name for call in self.tool_calls[-3:])
-        raise _NodeFailed(
-            NodeFailure(
-                kind="tool_rounds",
-                message=f"still calling tools ({names}) after {node.max_tool_rounds} rounds",
-            )
+        return _failed(
+            "tool_rounds", f"still calling tools ({names}) after {node.max_tool_rounds} rounds"
         )
 
     async def _use_tools(
@@ -647,12 +648,13 @@ class _AgentWork:
         """The assistant's message and what its tool calls returned."""
         memory = self.run.tool_memory
         asked = completion.tool_requests
-        coming = [call_tool(self.node.id, request, tools, memory) for request in asked]
         # Calls of one round run together, except where their order can matter.
         if memory is not None or any(tool.effects == "write" for tool in tools.values()):
-            made = [await call for call in coming]
+            made = [await call_tool(self.node.id, request, tools, memory) for request in asked]
         else:
-            made = await asyncio.gather(*coming)
+            made = await asyncio.gather(
+                *(call_tool(self.node.id, request, tools, memory) for request in asked)
+            )
         self.tool_calls.extend(made)
         said = ChatMessage(role="assistant", content=completion.text, tool_requests=asked)
         told = [
@@ -665,12 +667,8 @@ class _AgentWork:
         """What an agent's reply means."""
         text = without_surrogates(completion.text)
         if not text.strip():
-            raise _NodeFailed(
-                NodeFailure(
-                    kind="empty",
-                    message=f"the model returned nothing (it stopped with {completion.finish_reason!r})",
-                )
-            )
+            reason = completion.finish_reason
+            return _failed("empty", f"the model returned nothing (it stopped with {reason!r})")
         if not node.may_abstain and node.abstention_phrase is None:
             return _Outcome("ok", text)
         reply = parse_reply(text, phrase=node.abstention_phrase)
@@ -678,7 +676,7 @@ class _AgentWork:
             return _abstained(reply.abstention, raw=text)
         if reply.kind == "syntax_failure" and node.may_abstain:
             problem = reply.problem or "not the agreed form"
-            raise _NodeFailed(NodeFailure(kind="abstention_syntax", message=problem), raw=text)
+            return _failed("abstention_syntax", problem, raw=text)
         output = reply.output if reply.output is not None else text
         return _Outcome("ok", output, raw=None if output == text else text)
 
@@ -725,9 +723,10 @@ async def book_call(
         book(outcome="failed", reason=error.reason, status=error.status, elapsed_s=elapsed_s())
         raise
     except BaseException as error:
-        cancelled = isinstance(error, asyncio.CancelledError)
-        reason = "cancelled" if cancelled else type(error).__name__
-        book(outcome="aborted", reason=reason, elapsed_s=elapsed_s())
+        if isinstance(error, asyncio.CancelledError):
+            book(outcome="aborted", reason="cancelled", elapsed_s=elapsed_s())
+        else:
+            book(outcome="failed", reason=type(error).__name__, elapsed_s=elapsed_s())
         raise
     else:
         usage = completion.usage
@@ -738,7 +737,7 @@ async def book_call(
         return completion
     finally:
         if account is not None and reserved is not None:
-            await account.settle(reserved, tuple(calls[first:]))
+            account.settle(reserved, tuple(calls[first:]))
 
 
 def _sum_usage(calls: Iterable[CallRecord]) -> Usage:
@@ -760,4 +759,7 @@ def extract_answer(workflow: Workflow, run: NodeRun) -> str | None:
         return run.output.strip() or None
     if workflow.answer == "answer_line":
         return last_answer_line(run.output)
-    return workflow.answer(run.output)
+    answer = workflow.answer(run.output)
+    if answer is not None and not isinstance(answer, str):
+        raise TypeError(f"it returned {type(answer).__name__}, not a str or None")
+    return None if answer is None else without_surrogates(answer)

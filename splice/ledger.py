@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -37,14 +38,17 @@ def most_tokens(request: Request) -> Usage:
     A byte-level tokenizer makes at most one token of each byte, so the UTF-8 length bounds the
     prompt; `max_tokens` bounds the reply. Being an upper bound, it keeps a cap a cap.
     """
-    n_bytes = sum(
-        _MESSAGE_TOKENS
-        + len(message.content.encode("utf-8", "surrogatepass"))
-        + sum(len(asked.arguments) + len(asked.name) for asked in message.tool_requests)
-        for message in request.messages
+    texts = [message.content for message in request.messages]
+    for message in request.messages:
+        texts += [part for asked in message.tool_requests for part in (asked.name, asked.arguments)]
+    texts += [tool.model_dump_json() for tool in request.tools]
+    if request.response_schema is not None:
+        texts.append(json.dumps(dict(request.response_schema)))
+    n_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    return Usage(
+        prompt_tokens=n_bytes + _MESSAGE_TOKENS * len(request.messages),
+        completion_tokens=request.settings.max_tokens,
     )
-    n_bytes += sum(len(tool.model_dump_json()) for tool in request.tools)
-    return Usage(prompt_tokens=n_bytes, completion_tokens=request.settings.max_tokens)
 
 
 @dataclass(slots=True)
@@ -66,7 +70,7 @@ class Account:
         self.budget = budget
         self._spent = _Amount()
         self._reserved = _Amount()
-        self._settled = asyncio.Condition()
+        self._waiting: list[asyncio.Future[None]] = []
 
     async def reserve(self, tokens: int, cost: float | None) -> _Amount:
         """Set aside what one call may cost at most.
@@ -82,31 +86,36 @@ class Account:
         if self.budget.max_cost is not None and cost is None:
             raise BudgetExceeded("the budget is in money and the model's price is unknown")
         amount = _Amount(1, tokens, cost or 0.0)
-        async with self._settled:
-            while (short := self._short(amount, self._reserved)) is not None:
-                if self._short(amount, _Amount()) is not None or not self._reserved.calls:
-                    raise BudgetExceeded(f"budget of {short} is used up")
-                await self._settled.wait()
-            _add(self._reserved, amount)
+        while (short := self._short(amount, self._reserved)) is not None:
+            if self._short(amount, _Amount()) is not None:
+                raise BudgetExceeded(f"budget of {short} is used up")
+            settled = asyncio.get_running_loop().create_future()
+            self._waiting.append(settled)
+            await settled
+        _add(self._reserved, amount)
         return amount
 
-    async def settle(self, amount: _Amount, calls: tuple[CallRecord, ...]) -> None:
+    def settle(self, amount: _Amount, calls: tuple[CallRecord, ...]) -> None:
         """Replace a reservation by what was really spent.
 
         A call counts once however often it was tried, and not at all if a cache answered it. Where
         the server did not say what a successful call used, the reserved amount is booked: a cap
         must hold even then.
         """
-        async with self._settled:
-            _add(self._reserved, amount, sign=-1)
-            self._spent.calls += any(call.outcome != "cached" for call in calls)
-            for call in calls:
-                if call.outcome == "ok":
-                    counted = call.usage.prompt_tokens, call.usage.completion_tokens
-                    known = [n for n in counted if n is not None]
-                    self._spent.tokens += sum(known) if len(known) == 2 else amount.tokens
-                    self._spent.cost += amount.cost if call.cost is None else call.cost
-            self._settled.notify_all()
+        _add(self._reserved, amount, sign=-1)
+        if not self._reserved.calls:
+            self._reserved = _Amount()  # what rounding left of the money
+        self._spent.calls += any(call.outcome != "cached" for call in calls)
+        for call in calls:
+            if call.outcome == "ok":
+                counted = call.usage.prompt_tokens, call.usage.completion_tokens
+                known = [n for n in counted if n is not None]
+                self._spent.tokens += sum(known) if len(known) == 2 else amount.tokens
+                self._spent.cost += amount.cost if call.cost is None else call.cost
+        for settled in self._waiting:
+            if not settled.done():
+                settled.set_result(None)
+        self._waiting.clear()
 
     def _short(self, amount: _Amount, reserved: _Amount) -> str | None:
         """Which limit `amount` would break beside what is spent and `reserved`."""

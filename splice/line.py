@@ -24,7 +24,7 @@ from splice.records import (
     Trial,
 )
 from splice.selector import RuleSelector, Selector, SelectorInput, decide
-from splice.trial import run_trial
+from splice.trial import check_models, run_trial
 from splice.workflow import Agent, Workflow
 
 
@@ -68,6 +68,7 @@ async def repair_from(
         account: spending shared with other runs.
         is_admitted: False if the batch's budget has no trial for this query.
     """
+    check_models(workflow, base, models)
     diagnosis = diagnosis or diagnoser(workflow, base)
     calls = list(base.calls)
 

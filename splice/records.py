@@ -66,7 +66,16 @@ class Record(BaseModel):
 
 R = TypeVar("R", bound=Record)
 
-_assign = object.__setattr__
+# The setters of a record's slots, as `object.__setattr__` would look each of them up again.
+_set_values, _set_names, _set_extra, _set_private = (
+    vars(BaseModel)[slot].__set__
+    for slot in (
+        "__dict__",
+        "__pydantic_fields_set__",
+        "__pydantic_extra__",
+        "__pydantic_private__",
+    )
+)
 
 
 @cache
@@ -76,18 +85,18 @@ def _template(kind: type[Record]) -> tuple[dict[str, Any], set[str]]:
     return defaults, set(defaults)
 
 
-def trusted(kind: type[R], **values: Any) -> R:
+def trusted(kind: type[R], values: dict[str, Any]) -> R:
     """A record of values that the engine made itself, without validating them.
 
     Validation is half of what a node with nothing to do costs. All fields count as set, and records
     of one kind share the set of their names; nothing changes it, as records are frozen.
     """
     defaults, names = _template(kind)
-    record = kind.__new__(kind)
-    _assign(record, "__dict__", defaults | values)
-    _assign(record, "__pydantic_fields_set__", names)
-    _assign(record, "__pydantic_extra__", None)
-    _assign(record, "__pydantic_private__", None)
+    record = object.__new__(kind)
+    _set_values(record, defaults | values)
+    _set_names(record, names)
+    _set_extra(record, None)
+    _set_private(record, None)
     return record
 
 

@@ -1,7 +1,8 @@
 """What a node reads: the one place where a node's input is put together.
 
-The order is fixed: question, the node's own documents, outputs of its parents in declaration order,
-a delivered message, the task, how to reply. A delivered message stands before the task and the task
+The order is fixed: the node's own documents, outputs of its parents in declaration order, the
+question, a delivered message, the task, how to reply. What is asked stands near the end because
+small models lose it behind the material. A delivered message stands before the task and the task
 is bound to what the message is about: on two-hop questions this turned 6 fixed and 8 broken answers
 into 10 and 2 (docs/method.md).
 """
@@ -51,7 +52,9 @@ def task_block(subtask: str, message: SpliceMessage | None) -> str:
     task = one_line(subtask, limit=4000)
     if message is None or message.focus is None:
         return render("agent_task", subtask=task)
-    return render("agent_task_about", focus=one_line(message.focus, limit=80), subtask=task)
+    # The focus is the source's wording: it must not close the quotation marks around it.
+    focus = one_line(message.focus, limit=80).replace('"', "'")
+    return render("agent_task_about", focus=focus, subtask=task)
 
 
 def render_input(
@@ -66,7 +69,7 @@ def render_input(
     Args:
         workflow: the workflow that `node` belongs to.
         node: who reads.
-        blocks: question, private documents and parents' blocks, in this order.
+        blocks: private documents, parents' blocks and the question, in this order.
         subtask: the node's task for this query; empty: it has none.
         message: a delivered message, or None.
     """
@@ -76,7 +79,7 @@ def render_input(
     if subtask:
         blocks.append(task_block(subtask, message))
     if isinstance(node, Function):
-        return (trusted(ChatMessage, role="user", content="\n\n".join(blocks)),)
+        return (trusted(ChatMessage, {"role": "user", "content": "\n\n".join(blocks)}),)
     if node.reply:
         blocks.append(node.reply)
     system = render("agent_system", role=node.role)

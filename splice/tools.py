@@ -19,7 +19,7 @@ from pydantic import ConfigDict, ValidationError, create_model
 from splice.errors import WorkflowError, WriteBlocked
 from splice.prompts import without_surrogates
 from splice.records import NodeId, NodeRun, ToolCall, ToolRequest, ToolSpec
-from splice.workflow import Tool
+from splice.workflow import Tool, is_async
 
 Effects = Literal["none", "read", "write"]
 
@@ -59,7 +59,7 @@ def tool(
 
     def make(call: Callable[..., Any]) -> Tool:
         spec = ToolSpec(
-            name=name or call.__name__,
+            name=name or _name(call),
             description=inspect.getdoc(call) or "",
             parameters=_arguments_model(call).model_json_schema(),
         )
@@ -74,12 +74,17 @@ def _arguments_model(call: Callable[..., Any]) -> Any:
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(call, eval_str=True).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise WorkflowError(f"tool {call.__name__!r}: {parameter} can't be given by name")
+            raise WorkflowError(f"tool {_name(call)!r}: {parameter} can't be given by name")
         if parameter.annotation is parameter.empty:
-            raise WorkflowError(f"tool {call.__name__!r}: {parameter.name!r} has no annotation")
+            raise WorkflowError(f"tool {_name(call)!r}: {parameter.name!r} has no annotation")
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[parameter.name] = (parameter.annotation, default)
-    return create_model(call.__name__, __config__=ConfigDict(extra="forbid"), **fields)
+    return create_model(_name(call), __config__=ConfigDict(extra="forbid"), **fields)
+
+
+def _name(call: Callable[..., Any]) -> str:
+    """Name of a function, or of the class of a callable object."""
+    return getattr(call, "__name__", type(call).__name__)
 
 
 def canonical_arguments(arguments: str) -> str:
@@ -154,15 +159,34 @@ async def call_tool(
         return recalled
     try:
         async with asyncio.timeout(found.timeout_s):
-            if inspect.iscoroutinefunction(found.call):
+            if is_async(found.call):
                 returned = await found.call(**values)
             else:
-                returned = await asyncio.to_thread(found.call, **values)
+                returned = await in_thread(found.call, **values)
+        text = returned if isinstance(returned, str) else _as_json(returned)
     except Exception as error:
-        reason = str(error) or f"no result after {found.timeout_s} s"
+        reason = str(error)
+        if not reason and isinstance(error, TimeoutError):
+            reason = f"no result after {found.timeout_s} s"
         return _result(found, arguments, f"{type(error).__name__}: {reason}", "error")
-    text = returned if isinstance(returned, str) else json.dumps(returned, default=repr)
     return _result(found, arguments, text, "ok")
+
+
+async def in_thread(call: Callable[..., Any], *values: Any, **named: Any) -> Any:
+    """Call a function in a worker thread."""
+
+    def called() -> Any:
+        try:
+            return call(*values, **named)
+        except StopIteration as error:
+            # No future can hold one: whoever waits for the thread would wait forever.
+            raise RuntimeError("the function raised StopIteration") from error
+
+    return await asyncio.to_thread(called)
+
+
+def _as_json(returned: object) -> str:
+    return json.dumps(returned, default=repr, ensure_ascii=False)
 
 
 def _parse_arguments(found: Tool, arguments: str) -> tuple[dict[str, Any], str | None]:

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from splice.errors import SettingsError, WriteBlocked
-from splice.executor import Models, OnNode, RunSettings, execute
+from splice.executor import (
+    Models,
+    OnNode,
+    RunSettings,
+    execute,
+    model_identity,
+    resolve_models,
+)
 from splice.ledger import Account
 from splice.records import (
     CallRecord,
@@ -53,16 +60,12 @@ async def run_trial(
         SettingsError: other models answered in the base run than would in the trial.
     """
     workflow.check_trace(base)
+    check_models(workflow, base, models)
 
     def recorded(
         node: NodeId, messages: tuple[ChatMessage, ...], model: ModelIdentity | None
     ) -> NodeRun | None:
         run = base.by_node[node]
-        if run.model is not None and model is not None and run.model != model:
-            raise SettingsError(
-                f"node {node!r} was answered by {run.model.name!r} ({run.model.provider}) in the "
-                f"base run and would be by {model.name!r} ({model.provider}) in the trial"
-            )
         return run if run.input == messages else None
 
     made: list[CallRecord] = []
@@ -93,6 +96,21 @@ async def run_trial(
     )
 
 
+def check_models(workflow: Workflow, base: Trace, models: Models) -> None:
+    """Refuse models other than those of the base run, before the first call.
+
+    Raises:
+        SettingsError: a node was answered by another model; the message names both.
+    """
+    for name, model in resolve_models(workflow, models).items():
+        was, now = base.by_node[name].model, model_identity(workflow.by_id[name], model)
+        if was is not None and now is not None and was != now:
+            raise SettingsError(
+                f"node {name!r} was answered by {was.name!r} ({was.provider}) in the base run and "
+                f"would be by {now.name!r} ({now.provider}) in the trial"
+            )
+
+
 def _receipt(base: Trace, trace: Trace, message: SpliceMessage) -> tuple[Receipt, ...]:
     """What happened to each node, in canonical order."""
     lines = []
@@ -100,6 +118,9 @@ def _receipt(base: Trace, trace: Trace, message: SpliceMessage) -> tuple[Receipt
         before = base.by_node[run.node]
         if run is before:
             lines.append(Receipt(node=run.node, action="reused", reason="input_unchanged"))
+            continue
+        if run.status == "skipped":
+            lines.append(Receipt(node=run.node, action="reused", reason="not_reached"))
             continue
         changed = tuple(
             parent

@@ -10,6 +10,7 @@ import inspect
 import json
 import re
 import tomllib
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,6 +58,13 @@ def _code_digest(call: Callable[..., Any]) -> str:
         return digest(inspect.getsource(named))
     except (OSError, TypeError):
         return digest(qualified_name(call))
+
+
+def is_async(call: Callable[..., Any]) -> bool:
+    """Whether calling a function, or a callable object, gives a coroutine."""
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
+        getattr(call, "__call__", None)  # noqa: B004 - the method, to look at it
+    )
 
 
 class Tool(Record):
@@ -141,9 +149,7 @@ class Function(_Common):
     @cached_property
     def is_async(self) -> bool:
         """Whether calling it gives a coroutine."""
-        return inspect.iscoroutinefunction(self.call) or inspect.iscoroutinefunction(
-            getattr(self.call, "__call__", None)  # noqa: B004 - the method, to look at it
-        )
+        return is_async(self.call)
 
 
 Node: TypeAlias = Annotated[Agent | Function, Field(discriminator="kind")]
@@ -200,6 +206,11 @@ class Workflow(Record):
         return {node.id: node for node in self.nodes}
 
     @cached_property
+    def agents(self) -> tuple[Agent, ...]:
+        """The nodes that ask a model."""
+        return tuple(node for node in self.nodes if isinstance(node, Agent))
+
+    @cached_property
     def tools_by_name(self) -> Mapping[str, Tool]:
         """Tools by name."""
         return {tool.spec.name: tool for tool in self.tools}
@@ -221,13 +232,13 @@ class Workflow(Record):
 
     @cached_property
     def graph(self) -> nx.DiGraph[NodeId]:
-        """The graph for networkx; a copy, changing it changes no workflow."""
+        """The graph for networkx, frozen; `graph.copy()` can be changed."""
         import networkx as nx
 
         graph: nx.DiGraph[NodeId] = nx.DiGraph()
         graph.add_nodes_from(node.id for node in self.nodes)
         graph.add_edges_from(self.edges)
-        return graph
+        return nx.freeze(graph)
 
     @cached_property
     def candidate_edges(self) -> tuple[CandidateEdge, ...]:
@@ -277,7 +288,7 @@ class Workflow(Record):
     @cached_property
     def fingerprint(self) -> str:
         """Digest of the whole definition."""
-        answer = self._name_of_answer(self.answer)
+        answer = self.answer if isinstance(self.answer, str) else _code_digest(self.answer)
         return digest(json.dumps([dict(self.node_fingerprints), self.edges, self.output, answer]))
 
     def subtask(self, node: NodeId, query: Query) -> str:
@@ -298,7 +309,10 @@ class Workflow(Record):
         """
         if not query.text.strip():
             raise QueryError(f"query {query.id!r} is empty")
-        if without_surrogates(query.text) != query.text:
+        texts = [query.id, query.text, *query.subtasks.values()]
+        for documents in query.context.values():
+            texts += [part for doc in documents for part in (doc.title, doc.text) if part]
+        if any(without_surrogates(text) != text for text in texts):
             raise QueryError(f"query {query.id!r} is not Unicode text: it holds lone surrogates")
         for what, names in (("context", query.context), ("subtasks", query.subtasks)):
             for name in names:
@@ -324,7 +338,7 @@ class Workflow(Record):
             for name in ours
             if name in theirs and ours[name] != theirs[name]
         ]
-        lines = lines or ["- edges, output or answer rule have changed"]
+        lines = lines or ["- edges, output, answer rule or order of nodes have changed"]
         raise TraceMismatch(
             f"the trace was recorded by another version of workflow {self.name!r}:\n"
             + "\n".join(lines)
@@ -340,20 +354,26 @@ def generations(workflow: Workflow) -> tuple[tuple[NodeId, ...], ...]:
     Raises:
         WorkflowError: the edges form a cycle.
     """
-    waiting = {node.id: 0 for node in workflow.nodes}
-    for _, receiver in workflow.edges:
+    declared = {node.id: place for place, node in enumerate(workflow.nodes)}
+    waiting = dict.fromkeys(declared, 0)
+    receivers: dict[NodeId, list[NodeId]] = defaultdict(list)
+    for source, receiver in workflow.edges:
         waiting[receiver] += 1
+        receivers[source].append(receiver)
+    ready = [node for node, inputs in waiting.items() if inputs == 0]
     groups: list[tuple[NodeId, ...]] = []
-    while waiting:
-        ready = tuple(node for node, inputs in waiting.items() if inputs == 0)
-        if not ready:
-            raise WorkflowError(f"cycle: {_cycle(workflow, waiting)}")
+    while ready:
+        groups.append(tuple(ready))
         for node in ready:
             del waiting[node]
-        for source, receiver in workflow.edges:
-            if source in ready:
-                waiting[receiver] -= 1
-        groups.append(ready)
+        freed = []
+        for receiver in (receiver for node in ready for receiver in receivers[node]):
+            waiting[receiver] -= 1
+            if waiting[receiver] == 0:
+                freed.append(receiver)
+        ready = sorted(freed, key=declared.__getitem__)
+    if waiting:
+        raise WorkflowError(f"cycle: {_cycle(workflow, waiting)}")
     return tuple(groups)
 
 
@@ -380,6 +400,13 @@ def _check_nodes(workflow: Workflow) -> None:
             )
         if node.id in seen:
             raise WorkflowError(f"nodes[{place}]: there is a node {node.id!r} already")
+        try:
+            node.model_dump_json()
+        except ValueError:
+            # Or the fingerprint would fail, after the calls were paid.
+            raise WorkflowError(
+                f"nodes[{place}] {node.id!r}: not Unicode text: it holds lone surrogates"
+            ) from None
         seen.add(node.id)
     if workflow.output not in seen:
         raise WorkflowError(
@@ -388,7 +415,7 @@ def _check_nodes(workflow: Workflow) -> None:
 
 
 def _check_edges(workflow: Workflow) -> None:
-    ids = [node.id for node in workflow.nodes]
+    ids = {node.id: node for node in workflow.nodes}
     seen: set[Edge] = set()
     for place, (source, receiver) in enumerate(workflow.edges):
         where = f"edges[{place}] {source!r} -> {receiver!r}"
@@ -416,13 +443,14 @@ def _check_tools(workflow: Workflow) -> None:
 
 
 def _check_reach(workflow: Workflow) -> None:
+    sources: dict[NodeId, list[NodeId]] = defaultdict(list)
+    for source, receiver in workflow.edges:
+        sources[receiver].append(source)
     reaching, frontier = {workflow.output}, [workflow.output]
     while frontier:
-        node = frontier.pop()
-        for source, receiver in workflow.edges:
-            if receiver == node and source not in reaching:
-                reaching.add(source)
-                frontier.append(source)
+        new = [source for source in sources[frontier.pop()] if source not in reaching]
+        reaching.update(new)
+        frontier += new
     lost = [node.id for node in workflow.nodes if node.id not in reaching]
     if lost:
         raise WorkflowError(
@@ -498,13 +526,13 @@ def load_workflow(
     """
     path = Path(path)
     raw = _read_toml(path)
-    nodes = []
-    for place, entry in enumerate(_tables(path, raw)):
-        nodes.append(_load_node(path, place, entry, raw.get("model", {}), functions or {}))
     try:
         head = WorkflowFile.model_validate({**raw, "nodes": ()})
     except ValidationError as error:
         raise WorkflowError(f"{path}: {_first_problem(error)}") from None
+    nodes = []
+    for place, entry in enumerate(_tables(path, raw)):
+        nodes.append(_load_node(path, place, entry, raw.get("model", {}), functions or {}))
     try:
         return Workflow(
             name=head.name,
@@ -575,7 +603,10 @@ def _load_document(path: Path, where: str, item: DocumentEntry | str) -> Documen
     if item.file is None:
         return Document(title=item.title, text=item.text or "")
     folder = path.parent.resolve()
-    target = (folder / item.file).resolve()
+    try:
+        target = (folder / item.file).resolve()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise WorkflowError(f"{where}: document {item.file!r}: {error}") from None
     # A workflow file may come from anywhere; what it shows to a model must lie beside it.
     if not target.is_relative_to(folder):
         raise WorkflowError(f"{where}: document {item.file!r} lies outside {folder}")

@@ -1,6 +1,6 @@
 """Build the wheel, check what is in it, and use an installed copy from another folder.
 
-    python tests/check_wheel.py
+python tests/check_wheel.py
 """
 
 import subprocess

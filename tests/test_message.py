@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from soon import soon
 
 from splice.abstention import wire
 from splice.errors import ModelError
@@ -94,22 +91,6 @@ def returned(text: str, outcome: Any = "ok") -> ToolCall:
 
 def lines(message: SpliceMessage) -> list[MessageLine]:
     return [message.key, *message.lines]
-
-
-@contextmanager
-def soon(seconds: int = 10) -> Iterator[None]:
-    """Stop what takes hours where it should take milliseconds."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise AssertionError(f"not done after {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 # --- the source's own words ------------------------------------------------------------------

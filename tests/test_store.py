@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from soon import soon
 
 import splice
 from splice.errors import StoreError
@@ -992,20 +993,14 @@ def test_without_a_redactor_everything_is_kept(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_time_to_load_grows_with_the_number_of_traces(path: Path) -> None:
-    def seconds() -> float:
-        began = time.process_time()
-        read_store(path)
-        return time.process_time() - began
-
+def test_thousands_of_traces_are_loaded_in_no_time(path: Path) -> None:
     def write(numbers: range) -> None:
         with TraceStore(path) as store:
             for i in numbers:
                 runs = [make_run(node, f"{node} says {i}, at some length") for node in "ab"]
                 store.put_trace(make_trace(runs, query=Query(text=f"query {i}", id=str(i))))
 
-    write(range(200))
-    small = min(seconds() for _ in range(3))
-    write(range(200, 2000))
-    assert len(read_store(path).traces) == 2000
-    assert seconds() < 40 * small
+    write(range(2000))
+    with soon():
+        contents = read_store(path)
+    assert len(contents.traces) == 2000

@@ -1,9 +1,7 @@
-import time
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from soon import soon
 
 from splice.text import (
     contains,
@@ -361,13 +359,13 @@ REPEATS = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("piece", REPEATS)
-def test_the_time_taken_is_linear_in_repeats(piece: str) -> None:
-    text = piece * (30_000 // len(piece))
+def test_repeats_are_read_in_linear_time(piece: str) -> None:
+    # A quadratic function takes many minutes for this.
+    text = piece * (100_000 // len(piece))
     functions = (norm, words, tokens, numbers, items, sentences, last_answer_line, is_refusal)
     for function in (*functions, lambda t: contains(t, t[1:] + "x"), lambda t: token_f1(t, t)):
-        small, large = (_seconds(function, text[:n]) for n in (1_500, 30_000))
-        # 20 times the text: a quadratic function takes 400 times as long.
-        assert large < 100 * max(small, 0.001), (function, small, large)
+        with soon():
+            function(text)
 
 
 @pytest.mark.slow
@@ -380,9 +378,3 @@ def test_a_megabyte_is_no_trouble(piece: str) -> None:
     assert len(sentences(text)) <= len(text)
     assert contains(text, "absent") is False
     assert numbers(text) <= {"1"}
-
-
-def _seconds(function: Callable[[str], object], text: str) -> float:
-    start = time.process_time()
-    function(text)
-    return time.process_time() - start

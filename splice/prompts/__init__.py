@@ -19,8 +19,8 @@ from splice.records import digest
 
 _BREAKS = re.compile(r"\r\n|[\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 _INVISIBLE = re.compile(
-    r"[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]"
-    r"|[\ud800-\udfff]"
+    r"[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f]"
+    r"|[\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 # What chat templates use as control tokens: <|...|>, its full-width twin, and the named ones.
 _TOKENS = re.compile(
@@ -32,8 +32,8 @@ _TOKENS = re.compile(
     re.IGNORECASE,
 )
 _SUSPECT = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
-    r"|[<\[]"
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f]"
+    r"|[\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f<\[]"
 )
 
 
