@@ -290,19 +290,24 @@ def reply_schema() -> dict[str, Any]:
 
 
 def abstention_prompt(
-    supported: str | None = None, neighbours: Mapping[str, str] | None = None
+    supported: str | None = None,
+    neighbours: Mapping[str, str] | None = None,
+    *,
+    is_structured: bool = False,
 ) -> str:
     """What a node that may abstain is told about it.
 
     Args:
         supported: what the node can do, in a line.
         neighbours: other nodes by name, each with what it does, for *Misrouting*.
+        is_structured: every reply has the form of `reply_schema`, not only abstentions.
     """
     details = [f"You can do: {one_line(supported)}"] if supported else []
     if neighbours:
         details.append("The other agents:")
         details += [f"- {name}: {one_line(what, limit=120)}" for name, what in neighbours.items()]
-    return render("agent_may_abstain", details="".join(f"\n{line}" for line in details))
+    name = "agent_may_abstain_structured" if is_structured else "agent_may_abstain"
+    return render(name, details="".join(f"\n{line}" for line in details))
 
 
 def wire(abstention: Abstention) -> str:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 from pydantic import Field
 
 from splice._version import __version__
-from splice.abstention import parse_reply, wire
+from splice.abstention import parse_reply, reply_schema, wire
 from splice.errors import (
     BudgetExceeded,
     ModelError,
@@ -625,6 +625,7 @@ class _AgentWork:
                 messages=messages,
                 settings=node.model,
                 tools=tuple(tool.spec for tool in tools.values()),
+                response_schema=reply_schema() if node.structured_replies else None,
                 stage=self.run.stage,
                 node=node.id,
                 query_id=self.run.query.id,

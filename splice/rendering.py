@@ -84,7 +84,9 @@ def render_input(
         blocks.append(node.reply)
     system = render("agent_system", role=node.role)
     if node.may_abstain:
-        system = f"{system}\n\n{abstention_prompt(neighbours=neighbours(workflow, node.id))}"
+        others = neighbours(workflow, node.id)
+        rules = abstention_prompt(neighbours=others, is_structured=node.structured_replies)
+        system = f"{system}\n\n{rules}"
     return (
         ChatMessage(role="system", content=system),
         ChatMessage(role="user", content="\n\n".join(blocks)),

@@ -122,6 +122,10 @@ class Agent(_Common):
     """Rounds of tool calls after which the node fails rather than ask again."""
     may_abstain: bool = False
     """The agent may say, in a typed form, that it can't act and why."""
+    structured_replies: bool = False
+    """With `may_abstain`: every reply, abstention or not, is asked for by a JSON Schema, which the
+    endpoint enforces where it can. Stricter than a promise in the prompt; the agent can't call
+    tools at the same time."""
     abstention_phrase: str | None = None
     """A reply that is nothing but this phrase ("not found") counts as *Insufficient Input*; for
     models too small to keep the typed form."""
@@ -193,6 +197,7 @@ class Workflow(Record):
         _check_nodes(self)
         _check_edges(self)
         _check_tools(self)
+        _check_replies(self)
         _check_reach(self)
         return self
 
@@ -412,6 +417,18 @@ def _check_nodes(workflow: Workflow) -> None:
         raise WorkflowError(
             f"output names unknown node {workflow.output!r}; there are {', '.join(sorted(seen))}"
         )
+
+
+def _check_replies(workflow: Workflow) -> None:
+    for node in workflow.nodes:
+        if not isinstance(node, Agent) or not node.structured_replies:
+            continue
+        if not node.may_abstain:
+            raise WorkflowError(f"node {node.id!r}: structured_replies needs may_abstain")
+        if node.tools:
+            raise WorkflowError(
+                f"node {node.id!r}: structured_replies and tools exclude each other"
+            )
 
 
 def _check_edges(workflow: Workflow) -> None:

@@ -6,10 +6,11 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from itertools import pairwise, permutations
+from typing import Any
 
 import pytest
 
-from splice.errors import ModelError, ScriptExhausted, SettingsError
+from splice.errors import ModelError, ScriptExhausted, SettingsError, WorkflowError
 from splice.executor import NodeInput, RunSettings, execute, memo_key
 from splice.ledger import Account, Budget, most_tokens, spending
 from splice.models.cache import CachedModel
@@ -1188,3 +1189,50 @@ def returning_nasty() -> str:
 
 def told_all(model: ScriptedModel) -> list[str]:
     return [m.content for r in model.requests for m in r.messages if m.role == "tool"]
+
+
+# --- structured replies ----------------------------------------------------------------------
+
+
+def structured(reply: str) -> tuple[ScriptedModel, Workflow]:
+    node = Agent(id="a", role="r", subtask="t", may_abstain=True, structured_replies=True)
+    return ScriptedModel({"a": [reply]}), Workflow(nodes=(node,), edges=(), output="a")
+
+
+async def test_a_structured_reply_is_asked_for_by_schema_and_its_output_is_the_output() -> None:
+    reply = '{"Response": "Solvable", "Reasoning": "it is given", "Output": "Doha"}'
+    model, workflow = structured(reply)
+    trace = await execute(workflow, Query(text="Where?"), model)
+    assert (trace.answer, trace.node_runs[0].raw) == ("Doha", reply)
+    schema = model.requests[0].response_schema
+    assert schema is not None
+    assert set(schema["required"]) == {"Response", "Reasoning", "Output"}
+
+
+async def test_a_structured_abstention_is_an_abstention() -> None:
+    reply = '{"Response": "Insufficient Input", "Reasoning": "no city", "Output": ""}'
+    model, workflow = structured(reply)
+    trace = await execute(workflow, Query(text="Where?"), model)
+    assert trace.node_runs[0].status == "abstained"
+    assert trace.answer is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({}, "structured_replies needs may_abstain"),
+        ({"may_abstain": True, "tools": ("look",)}, "exclude each other"),
+    ],
+)
+def test_structured_replies_need_an_agent_that_may_abstain_and_has_no_tools(
+    settings: dict[str, Any], problem: str
+) -> None:
+    node = Agent(id="a", role="r", structured_replies=True, **settings)
+
+    @tool
+    def look(city: str) -> str:
+        "Look."
+        return city
+
+    with pytest.raises(WorkflowError, match=problem):
+        Workflow(nodes=(node,), edges=(), output="a", tools=(look,))
