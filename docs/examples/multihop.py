@@ -18,7 +18,6 @@ import json
 import random
 import re
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +28,9 @@ from splice.queries import Case
 from splice.records import Document, ModelSettings, Query
 from splice.report.batch import batch_table, batch_totals, result_rows
 
-N_QUESTIONS = 10
-N_DISTRACTORS = 2
+N_QUESTIONS, N_DISTRACTORS = 10, 2
 N_SENTENCES = 3
-"""Sentences kept of each paragraph; a call should stay below some 300 tokens."""
+"""Sentences kept of each paragraph, so that calls stay below some 300 tokens."""
 
 RELATION = (
     r"(?P<relation>director|performer|composer|founder|creator|author|father|mother|husband|wife"
@@ -48,7 +46,6 @@ POSSESSIVE = re.compile(
 )
 
 SETTINGS = ModelSettings(temperature=0.0, max_tokens=24)
-LOOK_UP = "You look up one fact. If your documents don't say it, reply: not found"
 
 
 def subtasks(question: str) -> dict[str, str] | None:
@@ -60,26 +57,21 @@ def subtasks(question: str) -> dict[str, str] | None:
     found = OF.fullmatch(question) or POSSESSIVE.fullmatch(question)
     if found is None:
         return None
-    tail = found["tail"].replace(" 's", "'s")
-    return {
-        "first": f"Who is the {found['relation']} of {found['title']}?",
-        "second": f"{found['head']}this person{tail}?",
-    }
+    first = f"Who is the {found['relation']} of {found['title']}?"
+    second = f"{found['head']}this person{found['tail']}?".replace(" 's", "'s")
+    return {"first": first, "second": second}
 
 
 def workflow() -> Workflow:
     """Two researchers who report to a writer."""
-    researchers = [
-        Agent(
-            id=name,
-            role=LOOK_UP,
-            reads_query=False,
-            reply="Reply with a few words only.",
-            abstention_phrase="not found",
-            model=SETTINGS,
-        )
-        for name in ("first", "second")
-    ]
+    first = Agent(
+        id="first",
+        role="You look up one fact. If your documents don't say it, reply: not found",
+        reads_query=False,
+        reply="Reply with a few words only.",
+        abstention_phrase="not found",
+        model=SETTINGS,
+    )
     writer = Agent(
         id="writer",
         role="You answer questions from what two researchers report.",
@@ -90,7 +82,7 @@ def workflow() -> Workflow:
     return Workflow(
         name="two-hop",
         description="Two researchers with private documents report to a writer.",
-        nodes=(*researchers, writer),
+        nodes=(first, first.model_copy(update={"id": "second"}), writer),
         edges=(("first", "writer"), ("second", "writer")),
         output="writer",
     )
@@ -130,13 +122,13 @@ def cases(path: Path) -> Iterator[Case]:
 
 def main() -> None:
     """Run, repair, and print what came out."""
-    parser = argparse.ArgumentParser(description="Repair ten two-hop questions.")
+    parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="1.5b")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--cache", type=Path, help="keep replies in this file")
     args = parser.parse_args()
-    chosen = {case.query.id: case for case in islice(cases(args.folder / "val.jsonl"), N_QUESTIONS)}
+    chosen = {case.query.id: case for case in list(cases(args.folder / "val.jsonl"))[:N_QUESTIONS]}
     model = CachedModel(LocalModel(args.model, threads=args.threads), args.cache)
     batch = repair_many(
         workflow(), [case.query for case in chosen.values()], model=model, budget_fraction=1.0
