@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from splice.diagnosis import Diagnoser, diagnose
 from splice.errors import QueryError, SettingsError
-from splice.executor import Models, RunSettings, execute, memo_key
+from splice.executor import Models, Recording, RunSettings, execute, memo_key
 from splice.ledger import Account
 from splice.line import Progress, RepairSettings, admit, repair_from
 from splice.models.default import default_model
@@ -84,7 +84,8 @@ async def arepair(
         settings: how to run and repair.
         selector: gives the outcome probabilities; None: the documented rules.
         diagnoser: finds headroom and candidate edges.
-        store: gets every node run of the base run as it ends, then the result.
+        store: gets every node run as it ends, then the result; an interrupted repair goes on from
+            it.
 
     Raises:
         QueryError: the query does not fit the workflow or `base`, or neither of them is given.
@@ -109,6 +110,7 @@ async def arepair(
         selector=selector,
         diagnoser=diagnoser,
         account=account,
+        recording=_recording(workflow, store, base.rollout),
     )
     if store is not None:
         store.put_result(result)
@@ -177,6 +179,7 @@ async def arepair_many(
             selector=selector,
             diagnosis=diagnoses[place],
             account=account,
+            recording=_recording(workflow, store, bases[place].rollout),
             is_admitted=place in chosen,
         )
         if store is not None:
@@ -308,31 +311,39 @@ async def _base_run(
     Node runs that the store held already are found by content, never by position: by the node's
     definition, its model, the rollout and the rendered input. A node that failed is run again.
     """
-    if store is None:
+    recording = _recording(workflow, store, settings.rollout)
+    if store is None or recording is None:
         return await execute(workflow, query, models, settings=settings, account=account)
-    known = store.memo()
-
-    def recorded(
-        node: NodeId, messages: tuple[ChatMessage, ...], model: ModelIdentity | None
-    ) -> NodeRun | None:
-        fingerprint = workflow.node_fingerprints[node]
-        return known.get(memo_key(fingerprint, model, settings.rollout, messages))
-
-    def keep(run: NodeRun) -> None:
-        store.put_node_run(run)
-
     trace = await execute(
         workflow,
         query,
         models,
         settings=settings,
         account=account,
-        memo=recorded,
-        on_node=keep,
+        memo=recording.memo,
+        on_node=recording.on_node,
         keep_keys=True,
     )
     store.put_trace(trace)
     return trace
+
+
+def _recording(workflow: Workflow, store: TraceStore | None, rollout: int) -> Recording | None:
+    """A store as the executor uses it; None without one."""
+    if store is None:
+        return None
+    known = store.memo()
+
+    def recorded(
+        node: NodeId, messages: tuple[ChatMessage, ...], model: ModelIdentity | None
+    ) -> NodeRun | None:
+        fingerprint = workflow.node_fingerprints[node]
+        return known.get(memo_key(fingerprint, model, rollout, messages))
+
+    def keep(run: NodeRun) -> None:
+        store.put_node_run(run)
+
+    return Recording(memo=recorded, on_node=keep)
 
 
 async def _each(

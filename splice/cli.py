@@ -390,7 +390,11 @@ def _show_batch(batch: RepairBatch, cases: tuple[Case, ...], as_json: bool) -> N
     is_scored = all(case.answers for case in cases)
     rows = result_rows(batch, is_correct if is_scored else None)
     Console().print(batch_table(rows))
-    typer.echo(batch_totals(rows, batch))
+    parts: dict[str, list[str]] = {}
+    for case in cases:
+        if case.split is not None:
+            parts.setdefault(case.split, []).append(case.query.id)
+    typer.echo(batch_totals(rows, batch, parts))
 
 
 def _write(path: Path, text: str) -> None:

@@ -71,6 +71,13 @@ OnNode: TypeAlias = Callable[[NodeRun], None]
 """Told of each node run as soon as it has ended."""
 
 
+class Recording(NamedTuple):
+    """Where node runs of earlier runs are found, and where new ones are kept."""
+
+    memo: Memo
+    on_node: OnNode
+
+
 class RunSettings(Record):
     """How a workflow is run."""
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from splice.diagnosis import Diagnoser, diagnose, find_gap
 from splice.evidence import gather_evidence
-from splice.executor import Models, RunSettings
+from splice.executor import Models, Recording, RunSettings
 from splice.ledger import Account
 from splice.message import MessageSettings, verify, write_message
 from splice.models.protocol import ChatModel
@@ -53,6 +53,7 @@ async def repair_from(
     diagnoser: Diagnoser = diagnose,
     diagnosis: Diagnosis | None = None,
     account: Account | None = None,
+    recording: Recording | None = None,
     is_admitted: bool = True,
 ) -> RepairResult:
     """Repair one query from its base run: at most one trial, and a decision that may keep the old.
@@ -66,6 +67,7 @@ async def repair_from(
         diagnoser: finds headroom and edges.
         diagnosis: of this base run, where it was made already.
         account: spending shared with other runs.
+        recording: where node runs of an interrupted trial are found, and where new ones are kept.
         is_admitted: False if the batch's budget has no trial for this query.
     """
     check_models(workflow, base, models)
@@ -119,7 +121,14 @@ async def repair_from(
         reason = f"{edge.edge.source} holds nothing that {edge.edge.receiver} lacks"
         return keep("no_message", reason, edge=edge, gap=gap)
     trial = await run_trial(
-        workflow, base, message, models, settings=settings.run, account=account, calls=calls
+        workflow,
+        base,
+        message,
+        models,
+        settings=settings.run,
+        account=account,
+        calls=calls,
+        recording=recording,
     )
     tried = {"edge": edge, "gap": gap, "message": message, "trial": trial}
     if trial.stop_reason is not None:

@@ -111,11 +111,11 @@ def extract_message(
 
 
 def _finding(workflow: Workflow, base: Trace, gap: Gap, heard: str) -> Iterator[MessageLine]:
-    """The source's short output together with what it was asked: one fact as one line.
+    """The source's short output as one line that says what it is.
 
-    A bare output ("Doha") does not say what it is; with the source's task it does. It is news even
-    if the receiver's own documents contain it: nobody told the receiver which of their entries
-    matters.
+    A bare output ("Doha") does not; with the source's task before it, it does. A sentence stands for
+    itself. Either is news even if the receiver's own documents contain it: nobody told the receiver
+    which of their entries matters.
     """
     run = base.by_node[gap.edge.source]
     output = (run.output or "").strip()
@@ -126,7 +126,8 @@ def _finding(workflow: Workflow, base: Trace, gap: Gap, heard: str) -> Iterator[
     start = (run.output or "").index(output)
     span = Span(origin="output", start=start, end=start + len(output), text=output)
     asked = one_line(workflow.subtask(gap.edge.source, base.query), limit=200).rstrip("?:. ")
-    text = f"{asked}: {one_line(output)}" if asked else one_line(output)
+    is_bare = not output.endswith((".", "!"))
+    text = f"{asked}: {one_line(output)}" if asked and is_bare else one_line(output)
     yield MessageLine(text=text, spans=(span,))
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from pydantic import ValidationError
 
 from splice.errors import QueryError
 from splice.records import Documents, NodeId, Query, Record
 from splice.text import contains, is_refusal
+
+Split: TypeAlias = Literal["train", "validation", "test"]
+"""To fit or tune on; to choose by; to report once."""
 
 
 class Case(Record):
@@ -19,6 +23,8 @@ class Case(Record):
     query: Query
     answers: tuple[str, ...] = ()
     """The reference answer and other forms of it; empty: unknown."""
+    split: Split | None = None
+    """Which part of the questions it belongs to; parts are counted apart."""
 
     def is_correct(self, answer: str | None) -> bool | None:
         """Whether `answer` contains a reference answer as whole words; None if none is known.
@@ -39,12 +45,13 @@ class _Line(Record):
     context: Mapping[NodeId, Documents] = {}
     subtasks: Mapping[NodeId, str] = {}
     answers: tuple[str, ...] = ()
+    split: Split | None = None
 
 
 def load_cases(path: str | Path) -> tuple[Case, ...]:
     """Read queries from a JSONL file.
 
-    Each line has `text`, and may have `id`, `context`, `subtasks` and `answers`.
+    Each line has `text`, and may have `id`, `context`, `subtasks`, `answers` and `split`.
 
     Raises:
         QueryError: the file can't be read, or a line is not a query; the message names the line.
@@ -71,7 +78,7 @@ def load_cases(path: str | Path) -> tuple[Case, ...]:
             context=line.context,
             subtasks=line.subtasks,
         )
-        cases.append(Case(query=query, answers=line.answers))
+        cases.append(Case(query=query, answers=line.answers, split=line.split))
     if not cases:
         raise QueryError(f"{path}: no queries")
     return tuple(cases)

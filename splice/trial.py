@@ -5,7 +5,7 @@ from __future__ import annotations
 from splice.errors import SettingsError, WriteBlocked
 from splice.executor import (
     Models,
-    OnNode,
+    Recording,
     RunSettings,
     execute,
     model_identity,
@@ -37,7 +37,7 @@ async def run_trial(
     settings: RunSettings = RunSettings(),
     account: Account | None = None,
     calls: list[CallRecord] | None = None,
-    on_node: OnNode | None = None,
+    recording: Recording | None = None,
 ) -> Trial:
     """Deliver `message` and run again each node whose rendered input differs from the base run's.
 
@@ -53,7 +53,7 @@ async def run_trial(
         settings: limits; the rollout is always that of the base run.
         account: spending shared with other runs.
         calls: gets every attempt at a model call.
-        on_node: told of each node run.
+        recording: where a trial that was interrupted left its node runs, and where new ones go.
 
     Raises:
         TraceMismatch: another workflow recorded `base`.
@@ -66,7 +66,9 @@ async def run_trial(
         node: NodeId, messages: tuple[ChatMessage, ...], model: ModelIdentity | None
     ) -> NodeRun | None:
         run = base.by_node[node]
-        return run if run.input == messages else None
+        if run.input == messages:
+            return run
+        return recording.memo(node, messages, model) if recording is not None else None
 
     made: list[CallRecord] = []
     try:
@@ -79,7 +81,8 @@ async def run_trial(
             message=message,
             memo=recorded,
             tool_memory=ToolMemory(base.node_runs),
-            on_node=on_node,
+            on_node=recording.on_node if recording is not None else None,
+            keep_keys=recording is not None,
             ledger=made,
             stage="trial",
         )

@@ -789,3 +789,11 @@ def test_without_references_nothing_is_called_right() -> None:
     shown = printed(rows)
     assert "unknown" in shown
     assert "kept" in shown
+
+
+def test_parts_of_a_batch_are_counted_apart() -> None:
+    fixed = row("adopt", False, True, True).model_copy(update={"query_id": "a"})
+    broken = row("adopt", True, False, False).model_copy(update={"query_id": "b"})
+    totals = batch_totals((fixed, broken), batch(), {"train": ["a"], "test": ["b"]})
+    assert re.search(r"- train +base 0, final 1, .* of 1\n +1 fixed, 0 broken", totals)
+    assert re.search(r"- test +base 1, final 0, .* of 1\n +0 fixed, 1 broken", totals)

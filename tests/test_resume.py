@@ -14,7 +14,8 @@ from types import ModuleType
 import pytest
 
 import splice
-from splice.errors import ModelError, StoreError
+from splice.api import arepair
+from splice.errors import ModelError, ScriptExhausted, StoreError
 from splice.executor import RunSettings, execute
 from splice.models.protocol import OnRetry
 from splice.models.scripted import Reply, ScriptedModel
@@ -454,3 +455,43 @@ async def test_a_store_that_refuses_stops_the_run_and_cancels_its_calls(tmp_path
     assert set(started) == {"a", "b", "c"}
     assert [run.node for run in read_store(path).node_runs.values()] == ["a"]
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_repair_that_was_cut_off_in_its_trial_goes_on_from_the_trials_nodes(
+    tmp_path: Path,
+) -> None:
+    """The receiver had answered anew when the process died; only the node behind it still runs."""
+    finder = Agent(id="finder", role="finder", subtask="Which city?", documents="The city is Doha.")
+    hours = Agent(
+        id="hours",
+        role="hours",
+        subtask="How many hours?",
+        documents="Doha: 31 hours.",
+        abstention_phrase="not found",
+    )
+    desk = Agent(id="desk", role="desk")
+    workflow = Workflow(
+        nodes=(finder, hours, desk), edges=(("finder", "desk"), ("hours", "desk")), output="desk"
+    )
+
+    def answer(is_cut: bool) -> ScriptedModel:
+        def reply(request: Request) -> Reply:
+            told = request.messages[-1].content
+            if request.node == "finder":
+                return "Doha"
+            if request.node == "hours":
+                return "31 hours" if "additional evidence" in told else "not found"
+            if request.stage == "trial" and is_cut:
+                raise ScriptExhausted("the process dies here")
+            return "31 hours" if "31" in told else "unknown"
+
+        return ScriptedModel(reply)
+
+    path = tmp_path / "traces.jsonl"
+    with TraceStore(path) as store, pytest.raises(ScriptExhausted):
+        await arepair(workflow, "How long?", model=answer(is_cut=True), store=store)
+    model = answer(is_cut=False)
+    with TraceStore(path) as store:
+        result = await arepair(workflow, "How long?", model=model, store=store)
+    assert result.answer == "31 hours"
+    assert [(request.node, request.stage) for request in model.requests] == [("desk", "trial")]

@@ -51,6 +51,7 @@ def test_both_halves_ask_the_same_mix_and_no_question_twice(cases: tuple[Case, .
     first, second = cases[:N_HALF], cases[N_HALF:]
     mixes = [Counter(kind(case.query.id) for case in half) for half in (first, second)]
     assert mixes[0] == mixes[1]
+    assert [{case.split for case in half} for half in (first, second)] == [{"train"}, {"test"}]
     assert set(MISSING) < set(mixes[0])
     assert len({case.query.text for case in cases}) == len(cases) == 2 * N_HALF
 

@@ -61,10 +61,10 @@ def only_model(base_url: str, key: str | None) -> str:
     """
     import openai
 
-    from splice.models.endpoint import _checked_key, _checked_url, _shown_url
+    from splice.models.endpoint import checked_key, checked_url, shown_url
 
-    base_url, shown = _checked_url(base_url), _shown_url(base_url)
-    key = _checked_key((key or "").strip() or None)
+    base_url, shown = checked_url(base_url), shown_url(base_url)
+    key = checked_key((key or "").strip() or None)
     try:
         with openai.OpenAI(base_url=base_url, api_key=key or "none", timeout=10.0) as client:
             # Raw: the client takes whatever JSON comes for a list of models.

@@ -147,8 +147,8 @@ class Endpoint:
                 "no model server is known: set OPENAI_API_KEY to use OpenAI, or OPENAI_BASE_URL "
                 "(or `base_url`) to use another server"
             )
-        self._base_url = _checked_url(url or _OPENAI)
-        self._key = _checked_key(key)
+        self._base_url = checked_url(url or _OPENAI)
+        self._key = checked_key(key)
         if timeout_s <= 0 or max_attempts < 1:
             raise SettingsError(
                 f"timeout_s must be above 0 and max_attempts at least 1, not {timeout_s!r} and "
@@ -169,7 +169,7 @@ class Endpoint:
 
     def __repr__(self) -> str:
         """Name the model and the server; the key is left out."""
-        return f"Endpoint(model={self._model!r}, base_url={_shown_url(self._base_url)!r})"
+        return f"Endpoint(model={self._model!r}, base_url={shown_url(self._base_url)!r})"
 
     async def complete(self, request: Request, on_retry: OnRetry) -> Completion:
         """Answer one request, with as many attempts as it takes and the settings allow.
@@ -267,7 +267,7 @@ class Endpoint:
         status = "" if failure.status is None else f", HTTP {failure.status}"
         said = self._redacted(failure.text)[:_MOST_SERVER_TEXT]
         return ModelError(
-            f"no answer from model {model!r} at {_shown_url(self._base_url)} ({failure.reason}"
+            f"no answer from model {model!r} at {shown_url(self._base_url)} ({failure.reason}"
             f"{status}, {n_attempts} attempt{'s' if n_attempts > 1 else ''}). "
             f"{_ADVICE[failure.reason]}{f' Details: {said}' if said else ''}",
             reason=failure.reason,
@@ -304,7 +304,12 @@ async def _lend(client: AsyncOpenAI) -> AsyncGenerator[AsyncOpenAI, None]:
         await client.close()
 
 
-def _checked_url(url: str) -> str:
+def checked_url(url: str) -> str:
+    """The URL as it is.
+
+    Raises:
+        SettingsError: it is no http(s) URL.
+    """
     try:
         parts = urlsplit(url)
         is_usable = parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -318,13 +323,18 @@ def _checked_url(url: str) -> str:
     return url
 
 
-def _shown_url(url: str) -> str:
+def shown_url(url: str) -> str:
     """The URL without what may be secret in it: user, password and query."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def _checked_key(key: str | None) -> str | None:
+def checked_key(key: str | None) -> str | None:
+    """The key as it is.
+
+    Raises:
+        SettingsError: it holds characters that no header can carry. The key is not quoted.
+    """
     # Checked here, because the HTTP client would quote the whole header in its complaint.
     if key is not None and not (key.isascii() and key.isprintable()):
         raise SettingsError("the API key holds characters that no HTTP header can carry")

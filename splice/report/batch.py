@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from splice.ledger import spending
@@ -93,8 +93,18 @@ def batch_table(rows: Sequence[ScoredRow]) -> Table:
     return table
 
 
-def batch_totals(rows: Sequence[ScoredRow], batch: RepairBatch) -> str:
-    """What a batch gained, what it broke, and what it cost."""
+def batch_totals(
+    rows: Sequence[ScoredRow],
+    batch: RepairBatch,
+    parts: Mapping[str, Collection[str]] | None = None,
+) -> str:
+    """What a batch gained, what it broke, and what it cost.
+
+    Args:
+        rows: of `result_rows`.
+        batch: the batch.
+        parts: query ids by name of the part that is counted apart as well.
+    """
     decisive = sum(_is_decisive(result) for result in batch.results)
     stopped = "" if batch.stop_reason == "done" else f", stopped by: {batch.stop_reason}"
     calls = tuple(call for result in batch.results for call in result.calls)
@@ -109,10 +119,17 @@ def batch_totals(rows: Sequence[ScoredRow], batch: RepairBatch) -> str:
         ),
         *labelled("Right", [_right_line(rows)]),
         *labelled("Outcomes", [_outcome_line(rows)]),
+        *_part_lines(rows, parts or {}),
         *labelled("Models", model_lines(result.base for result in batch.results)),
         *labelled("Cost", [*cost_lines(calls), _net_line(rows, calls)]),
     ]
     return "\n".join([*lines, *(" " * LABEL + row for row in cost_table(calls))])
+
+
+def _part_lines(rows: Sequence[ScoredRow], parts: Mapping[str, Collection[str]]) -> Iterator[str]:
+    for name, ids in parts.items():
+        own = [row for row in rows if row.query_id in ids]
+        yield from labelled(f"- {name}"[: LABEL - 1], [_right_line(own), _outcome_line(own)])
 
 
 def _is_decisive(result: RepairResult) -> bool:

@@ -232,9 +232,9 @@ def _state(run: NodeRun, after: NodeRun | None, *, has_trial: bool) -> str:
         if run.status != "ok":
             return run.status
         return "reused" if has_trial else "ran"
-    if run.status == after.status == "ok":
-        return "re-run"
-    return f"{run.status}, then {after.status}"
+    if run.status != after.status:
+        return f"{run.status}, then {after.status}"
+    return "re-run" if run.status == "ok" else f"{run.status} again"
 
 
 def _arrow_path(places: Sequence[_Place]) -> str:
