@@ -47,6 +47,9 @@ _MAX_READ_LINES = 50
 _KNOWN_SHARE = 0.9
 """A sentence of which the receiver was told this share of the content words adds nothing."""
 
+_BARE_WORDS = 5
+"""Outputs of at most so many words hardly say what they are about."""
+
 _SHORT_WORDS = 12
 """Outputs of at most so many words are findings; longer ones are texts to pick sentences from."""
 
@@ -126,7 +129,7 @@ def _finding(workflow: Workflow, base: Trace, gap: Gap, heard: str) -> Iterator[
     start = (run.output or "").index(output)
     span = Span(origin="output", start=start, end=start + len(output), text=output)
     asked = one_line(workflow.subtask(gap.edge.source, base.query), limit=200).rstrip("?:. ")
-    is_bare = not output.endswith((".", "!"))
+    is_bare = len(output.split()) <= _BARE_WORDS
     text = f"{asked}: {one_line(output)}" if asked and is_bare else one_line(output)
     yield MessageLine(text=text, spans=(span,))
 
