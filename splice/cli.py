@@ -389,7 +389,9 @@ def _show_batch(batch: RepairBatch, cases: tuple[Case, ...], as_json: bool) -> N
 
     is_scored = all(case.answers for case in cases)
     rows = result_rows(batch, is_correct if is_scored else None)
-    Console().print(batch_table(rows))
+    # A file or a pipe has no width of its own; the customary 80 columns cut the questions to bits.
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console.print(batch_table(rows))
     parts: dict[str, list[str]] = {}
     for case in cases:
         if case.split is not None:

@@ -47,9 +47,6 @@ _MAX_READ_LINES = 50
 _KNOWN_SHARE = 0.9
 """A sentence of which the receiver was told this share of the content words adds nothing."""
 
-_BARE_WORDS = 5
-"""Outputs of at most so many words hardly say what they are about."""
-
 _SHORT_WORDS = 12
 """Outputs of at most so many words are findings; longer ones are texts to pick sentences from."""
 
@@ -114,11 +111,11 @@ def extract_message(
 
 
 def _finding(workflow: Workflow, base: Trace, gap: Gap, heard: str) -> Iterator[MessageLine]:
-    """The source's short output as one line that says what it is.
+    """The source's short output together with what it was asked: one fact as one line.
 
-    A bare output ("Doha") does not; with the source's task before it, it does. A sentence stands for
-    itself. Either is news even if the receiver's own documents contain it: nobody told the receiver
-    which of their entries matters.
+    A bare output ("Doha") does not say what it is; with the source's task it does. It is news even
+    if the receiver's own documents contain it: nobody told the receiver which of their entries
+    matters.
     """
     run = base.by_node[gap.edge.source]
     output = (run.output or "").strip()
@@ -129,8 +126,7 @@ def _finding(workflow: Workflow, base: Trace, gap: Gap, heard: str) -> Iterator[
     start = (run.output or "").index(output)
     span = Span(origin="output", start=start, end=start + len(output), text=output)
     asked = one_line(workflow.subtask(gap.edge.source, base.query), limit=200).rstrip("?:. ")
-    is_bare = len(output.split()) <= _BARE_WORDS
-    text = f"{asked}: {one_line(output)}" if asked and is_bare else one_line(output)
+    text = f"{asked}: {one_line(output)}" if asked else one_line(output)
     yield MessageLine(text=text, spans=(span,))
 
 
