@@ -4,7 +4,7 @@ The order is fixed: the node's own documents, outputs of its parents in declarat
 question, a delivered message, the task, how to reply. What is asked stands near the end because
 small models lose it behind the material. A delivered message stands before the task and the task
 is bound to what the message is about: on two-hop questions this turned 6 fixed and 8 broken answers
-into 10 and 2 (docs/method.md).
+into 10 and 2 (docs/results.md).
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """What the documentation shows is run, and what it points to exists."""
 
+import importlib
+import json
 import re
 from pathlib import Path
 
@@ -26,7 +28,7 @@ def trip_desk(request: dict[str, object]) -> Reply:
     system, user = messages[0]["content"], messages[-1]["content"]
     if "routes" in system:
         return Reply("Doha")
-    if "transit" in system:
+    if "rules" in system:
         return Reply("31 hours" if "additional evidence" in user else "not found")
     return Reply("31 hours" if "31 hours" in user else "I don't know.")
 
@@ -40,7 +42,7 @@ def test_the_example_of_the_readme_runs_and_repairs_its_question(
         exec(compile(example, "README.md", "exec"), {})
     printed = capsys.readouterr().out
     assert "routing -> visa" in printed
-    assert printed.endswith("31 hours adopt\n")
+    assert re.search(r'^Answer +"31 hours"$', printed, re.M)
 
 
 def test_the_example_of_the_readme_stays_short() -> None:
@@ -83,3 +85,33 @@ def test_every_make_target_of_the_docs_exists() -> None:
     }
     assert named
     assert [name for name in named if not re.search(rf"^{name}:", makefile, re.M)] == []
+
+
+def test_the_example_on_real_questions_reads_their_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))
+    multihop = importlib.import_module("multihop")
+    pages = [
+        {"title": "Dream", "sentences": ["Dream is sung by Ann Lee."], "is_supporting": True},
+        {"title": "Ann Lee", "sentences": ["Ann Lee was born in Oslo."], "is_supporting": True},
+        {"title": "Oslo", "sentences": ["Oslo is a city."], "is_supporting": False},
+    ]
+    row = {
+        "id": "q",
+        "question": "Where was the performer of song Dream born?",
+        "answer": "Oslo",
+        "answer_aliases": [],
+        "type": "compositional",
+        "paragraphs": pages,
+        "supporting_facts": [["Dream", 0], ["Ann Lee", 0]],
+    }
+    (tmp_path / "val.jsonl").write_text(json.dumps(row), "utf-8")
+    [case] = multihop.cases(tmp_path / "val.jsonl")
+    multihop.workflow().check_query(case.query)
+    assert case.query.subtasks == {
+        "first": "Who is the performer of Dream?",
+        "second": "Where was this person born?",
+    }
+    assert "Dream" in {document.title for document in case.query.context["first"]}
+    assert "Ann Lee" in {document.title for document in case.query.context["second"]}
