@@ -115,3 +115,11 @@ def test_the_example_on_real_questions_reads_their_format(
     }
     assert "Dream" in {document.title for document in case.query.context["first"]}
     assert "Ann Lee" in {document.title for document in case.query.context["second"]}
+
+
+def test_every_test_that_the_overview_names_exists() -> None:
+    overview = (ROOT / "tests" / "README.md").read_text("utf-8")
+    named = set(re.findall(r"::(test_\w+)`", overview))
+    source = "\n".join(path.read_text("utf-8") for path in (ROOT / "tests").glob("test_*.py"))
+    assert named
+    assert [name for name in named if f"def {name}(" not in source] == []
