@@ -243,7 +243,8 @@ class Workflow(Record):
         graph: nx.DiGraph[NodeId] = nx.DiGraph()
         graph.add_nodes_from(node.id for node in self.nodes)
         graph.add_edges_from(self.edges)
-        return nx.freeze(graph)
+        nx.freeze(graph)
+        return graph
 
     @cached_property
     def candidate_edges(self) -> tuple[CandidateEdge, ...]:
