@@ -365,7 +365,7 @@ def find_gap(workflow: Workflow, trace: Trace, edge: CandidateEdge) -> Gap:
         new = [
             item
             for item in items(emitted(trace.by_node[edge.source]))
-            if not contains(known, item) and norm(item) not in seen
+            if contains(held, item) and not contains(known, item) and norm(item) not in seen
         ]
         found += [
             GapItem(text=item, named_in="source", is_held=True) for item in new[:_MAX_SOURCE_ITEMS]

@@ -9,7 +9,7 @@ import pytest
 
 import splice
 from splice.errors import ModelError, SettingsError, TraceMismatch
-from splice.executor import NodeInput, RunSettings, execute
+from splice.executor import NodeInput, Recording, RunSettings, execute
 from splice.ledger import Budget
 from splice.models.protocol import OnRetry
 from splice.models.scripted import Reply, ScriptedModel
@@ -571,8 +571,9 @@ async def test_listeners_hear_of_every_node_of_a_trial() -> None:
     workflow = make("a-b b-z", "z")
     base = await execute(workflow, QUERY, ScriptedModel(echo))
     heard: list[NodeRun] = []
+    recording = Recording(memo=lambda *_: None, on_node=heard.append)
     trial = await run_trial(
-        workflow, base, message_to("b"), ScriptedModel(echo), on_node=heard.append
+        workflow, base, message_to("b"), ScriptedModel(echo), recording=recording
     )
     assert [run.node for run in heard] == ["a", "b", "z"]
     assert tuple(heard) == trial.trace.node_runs
