@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from splice.diagnosis import Diagnoser, diagnose
 from splice.errors import QueryError, SettingsError
 from splice.executor import Models, Recording, RunSettings, execute, memo_key
-from splice.ledger import Account
+from splice.ledger import Account, open_account
 from splice.line import Progress, RepairSettings, admit, repair_from
 from splice.models.default import default_model
 from splice.models.protocol import ChatModel
@@ -93,8 +93,7 @@ async def arepair(
         SettingsError: a model is missing.
     """
     models = _models(workflow, model)
-    budget = settings.run.budget
-    account = None if budget.is_unlimited else Account(budget)
+    account = open_account(settings.run.budget)
     if base is None:
         if query is None:
             raise QueryError("repair needs a query or a base run")
@@ -154,8 +153,7 @@ async def arepair_many(
         raise SettingsError(f"concurrency is {concurrency}; it is at least 1")
     asked = _queries(workflow, queries)
     models = _models(workflow, model)
-    budget = settings.run.budget
-    account = None if budget.is_unlimited else Account(budget)
+    account = open_account(settings.run.budget)
     began = time.perf_counter()
 
     async def run_one(query: Query) -> Trace:
@@ -293,9 +291,7 @@ def _models(workflow: Workflow, model: Models | None) -> Models:
     """The given models, or the default one if the workflow has any agent."""
     if model is not None:
         return model
-    if all(node.kind == "function" for node in workflow.nodes):
-        return {}
-    return default_model(workflow)
+    return default_model(workflow) if workflow.agents else {}
 
 
 async def _base_run(
@@ -312,19 +308,18 @@ async def _base_run(
     definition, its model, the rollout and the rendered input. A node that failed is run again.
     """
     recording = _recording(workflow, store, settings.rollout)
-    if store is None or recording is None:
-        return await execute(workflow, query, models, settings=settings, account=account)
     trace = await execute(
         workflow,
         query,
         models,
         settings=settings,
         account=account,
-        memo=recording.memo,
-        on_node=recording.on_node,
-        keep_keys=True,
+        memo=recording.memo if recording is not None else None,
+        on_node=recording.on_node if recording is not None else None,
+        keep_keys=recording is not None,
     )
-    store.put_trace(trace)
+    if store is not None:
+        store.put_trace(trace)
     return trace
 
 
@@ -379,10 +374,9 @@ async def _each(
 
 def _batch_stop(results: Sequence[RepairResult]) -> str:
     """`done`, or `budget` if a node or a trial was stopped by it."""
-    runs = [run for result in results for run in result.base.node_runs]
-    runs += [run for result in results if result.trial for run in result.trial.trace.node_runs]
-    refused = any(run.failure is not None and run.failure.kind == "budget" for run in runs)
-    return "budget" if refused else "done"
+    traces = [result.base for result in results]
+    traces += [result.trial.trace for result in results if result.trial is not None]
+    return "budget" if any(trace.is_over_budget for trace in traces) else "done"
 
 
 def _wait(work: Coroutine[Any, Any, T], models: Models) -> T:

@@ -158,8 +158,8 @@ def run(
     from splice import api
     from splice.report.text import trace_text
 
-    loaded, cases = _load(workflow, code), _cases(query, queries)
-    _check(loaded, cases)
+    loaded = _load(workflow, code)
+    cases = _cases(loaded, query, queries)
     answering = _model(loaded, model, threads)
     traces = []
     with _store(store) as opened:
@@ -210,8 +210,8 @@ def repair(
         raise typer.BadParameter("--report shows one question; give it with --query")
     if report is not None and (report.is_dir() or not report.parent.is_dir()):
         raise typer.BadParameter(f"--report names no file in a folder that exists: {report}")
-    loaded, cases = _load(workflow, code), _cases(query, queries)
-    _check(loaded, cases)
+    loaded = _load(workflow, code)
+    cases = _cases(loaded, query, queries)
     settings = RepairSettings(message=MessageSettings(writer=writer), weighting=weighting)
     answering = _model(loaded, model, threads)
     if queries is None:
@@ -253,15 +253,14 @@ def trace_show(
     for damage in contents.damage:
         _note(f"{path}:{damage.line}: {damage.reason}; left out")
     results = [r for r in contents.results.values() if query in (None, r.query.id)]
-    told = {result.base.content() for result in results}
+    # A trial's run stands in its result; alone it would look like a run of the bare workflow.
+    shown = {result.base.content() for result in results}
+    shown |= {result.trial.trace.content() for result in results if result.trial is not None}
     traces = [
         trace
         for trace in contents.traces.values()
-        if query in (None, trace.query.id) and trace.content() not in told
+        if query in (None, trace.query.id) and trace.content() not in shown
     ]
-    # A trial's run stands in its result; alone it would look like a run of the bare workflow.
-    tried = {result.trial.trace.content() for result in results if result.trial is not None}
-    traces = [trace for trace in traces if trace.content() not in tried]
     if not contents.traces:
         raise StoreError(f"{path} holds no finished run")
     if not results and not traces:
@@ -295,25 +294,22 @@ def _load(path: Path, code: Path | None) -> Workflow:
     return load_workflow(path, functions=functions, tools=tools)
 
 
-def _cases(query: str | None, queries: Path | None) -> tuple[Case, ...]:
+def _cases(workflow: Workflow, query: str | None, queries: Path | None) -> tuple[Case, ...]:
+    """The questions, each checked against the workflow before anything is asked."""
     from splice.queries import Case, load_cases
     from splice.records import Query
 
     if (query is None) == (queries is None):
         raise typer.BadParameter("give either --query or --queries")
-    if queries is not None:
-        return load_cases(queries)
-    return (Case(query=Query(text=query or "")),)
-
-
-def _check(workflow: Workflow, cases: tuple[Case, ...]) -> None:
-    for case in cases:
+    asked = (Case(query=Query(text=query or "")),) if queries is None else load_cases(queries)
+    for case in asked:
         workflow.check_query(case.query)
+    return asked
 
 
 def _model(workflow: Workflow, name: str | None, threads: int) -> ChatModel | None:
     """The model of the environment; None for a workflow without agents."""
-    if all(node.kind == "function" for node in workflow.nodes):
+    if not workflow.agents:
         return None
     from splice.models.default import default_model
     from splice.models.local import LocalModel

@@ -133,8 +133,6 @@ def edge_features(workflow: Workflow, trace: Trace, edge: CandidateEdge) -> dict
         relevance: share of the question's content words in the receiver's role and task.
         Ratios are in [0, 1], and 0 where there is nothing to count.
     """
-    import networkx as nx
-
     source, receiver = trace.by_node[edge.source], trace.by_node[edge.receiver]
     held = "\n".join(piece.text for piece in material(workflow, trace, edge.source))
     output = emitted(source)
@@ -146,10 +144,9 @@ def edge_features(workflow: Workflow, trace: Trace, edge: CandidateEdge) -> dict
     said, read = words(output), words(known)
     beside = words(parents)
     named = items(receiver.abstention.rationale) if receiver.abstention else ()
-    paths = nx.single_source_shortest_path_length(workflow.graph, edge.source)
     return {
         "dist_t": float(workflow.distances[edge.receiver]),
-        "hop": float(paths.get(edge.receiver, 0)),
+        "hop": float(workflow.hops[edge.source].get(edge.receiver, 0)),
         "parallel": float(edge.kind == "parallel_branch"),
         "coverage": _share(need, held),
         "uncovered_need": len(uncovered) / max(1, len(need)),
@@ -182,14 +179,11 @@ def bridges(workflow: Workflow, trace: Trace, edge: CandidateEdge) -> tuple[str,
     Two-hop gaps look like this: the source has found which entry of the receiver's documents the
     question is about.
     """
-    run = trace.by_node[edge.source]
-    if run.status != "ok" or run.output is None:
-        return ()
     documents = "\n".join(
         document.text for document in workflow.private(edge.receiver, trace.query)
     )
     heard = told(workflow, trace, edge.receiver)
-    named = named_items(run.output)
+    named = named_items(emitted(trace.by_node[edge.source]))
     return tuple(item for item in named if contains(documents, item) and not contains(heard, item))
 
 
@@ -247,7 +241,6 @@ def diagnose(workflow: Workflow, trace: Trace) -> Diagnosis:
             -scored.p_decisive,
         ),
     )
-    categories = {abstention.category for abstention in abstaining.values()}
     return Diagnosis(
         base_score=score,
         base_reasons=reasons,
@@ -268,9 +261,7 @@ def diagnose(workflow: Workflow, trace: Trace) -> Diagnosis:
             for node, abstention in abstaining.items()
             if abstention.category == "Missing Capability"
             and not any(edge.receiver == node for edge in allowed)
-        )
-        if "Missing Capability" in categories
-        else (),
+        ),
     )
 
 

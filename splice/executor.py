@@ -30,7 +30,7 @@ from splice.errors import (
     SettingsError,
     WriteBlocked,
 )
-from splice.ledger import Account, Budget, most_cost, most_tokens
+from splice.ledger import Account, Budget, most_cost, most_tokens, open_account
 from splice.models.protocol import ChatModel, cost
 from splice.prompts import defuse, without_surrogates
 from splice.records import (
@@ -156,7 +156,7 @@ async def execute(
         query=query,
         answering=resolve_models(workflow, models),
         settings=settings,
-        account=account or _account(settings.budget),
+        account=account or open_account(settings.budget),
         message=message,
         memo=memo,
         tool_memory=tool_memory,
@@ -170,10 +170,6 @@ async def execute(
     finally:
         if ledger is not None:
             ledger.extend(run.ordered_calls())
-
-
-def _account(budget: Budget) -> Account | None:
-    return None if budget.is_unlimited else Account(budget)
 
 
 def resolve_models(workflow: Workflow, models: Models) -> Mapping[NodeId, ChatModel]:
@@ -456,10 +452,9 @@ class _Run:
             return _failed("empty", "the output is empty")
         most = self.settings.max_output_bytes
         # A character has at most four bytes: only long texts need to be encoded to be measured.
-        if len(output) * 4 > most and (n := len(output.encode("utf-8", "replace"))) > most:
-            shortened = output.encode("utf-8", "replace")[:most].decode("utf-8", "ignore")
-            problem = f"the output has {n:,} bytes; max_output_bytes is {most:,}"
-            return _failed("too_large", problem, raw=shortened)
+        if len(output) * 4 > most and len(encoded := output.encode("utf-8", "replace")) > most:
+            problem = f"the output has {len(encoded):,} bytes; max_output_bytes is {most:,}"
+            return _failed("too_large", problem, raw=encoded[:most].decode("utf-8", "ignore"))
         return outcome
 
     # --- the end -----------------------------------------------------------------------------

@@ -138,6 +138,11 @@ class Account:
         return None
 
 
+def open_account(budget: Budget) -> Account | None:
+    """An account over `budget`; None if there is nothing to limit."""
+    return None if budget.is_unlimited else Account(budget)
+
+
 def _add(to: _Amount, amount: _Amount, sign: int = 1) -> None:
     to.calls += sign * amount.calls
     to.tokens += sign * amount.tokens

@@ -17,6 +17,7 @@ from splice.models.protocol import ChatModel
 from splice.records import (
     Decision,
     Diagnosis,
+    Evidence,
     Likelihoods,
     Record,
     RepairResult,
@@ -132,7 +133,7 @@ async def repair_from(
     )
     tried = {"edge": edge, "gap": gap, "message": message, "trial": trial}
     if trial.stop_reason is not None:
-        stop = "budget" if _is_over_budget(trial) else "trial_stopped"
+        stop = "budget" if trial.trace.is_over_budget else "trial_stopped"
         return keep(stop, f"the trial stopped: {trial.stop_reason}", **tried)
     evidence = gather_evidence(
         base,
@@ -157,30 +158,22 @@ async def repair_from(
     return result("decided", decision, **tried)
 
 
-def _is_over_budget(trial: Trial) -> bool:
-    """Whether a node of the trial could not be asked because the budget was used up."""
-    failures = [run.failure for run in trial.trace.node_runs]
-    return any(failure is not None and failure.kind == "budget" for failure in failures)
-
-
 async def _judge(
     selector: Selector,
     workflow: Workflow,
     base: Trace,
     trial: Trial,
     diagnosis: Diagnosis,
-    evidence: object,
+    evidence: Evidence,
 ) -> Likelihoods:
     """The selector's view of the trial."""
-    case = SelectorInput.model_validate(
-        {
-            "question": base.query.text,
-            "workflow": workflow.description or workflow.name,
-            "base_score": diagnosis.base_score,
-            "base_answer": base.answer,
-            "candidate_answer": trial.trace.answer,
-            "evidence": evidence,
-        }
+    case = SelectorInput(
+        question=base.query.text,
+        workflow=workflow.description or workflow.name,
+        base_score=diagnosis.base_score,
+        base_answer=base.answer,
+        candidate_answer=trial.trace.answer,
+        evidence=evidence,
     )
     return await selector.judge(case)
 

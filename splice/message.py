@@ -18,7 +18,7 @@ from splice.diagnosis import bridges, named_items
 from splice.errors import BudgetExceeded, ModelError
 from splice.executor import book_call
 from splice.ledger import Account
-from splice.material import Piece, holds, material, told
+from splice.material import Piece, emitted, holds, material, told
 from splice.models.protocol import ChatModel
 from splice.prompts import one_line, quote, render
 from splice.records import (
@@ -117,13 +117,13 @@ def _finding(workflow: Workflow, base: Trace, gap: Gap, heard: str) -> Iterator[
     if the receiver's own documents contain it: nobody told the receiver which of their entries
     matters.
     """
-    run = base.by_node[gap.edge.source]
-    output = (run.output or "").strip()
-    if run.status != "ok" or is_refusal(output) or len(output.split()) > _SHORT_WORDS:
+    said = emitted(base.by_node[gap.edge.source])
+    output = said.strip()
+    if is_refusal(output) or len(output.split()) > _SHORT_WORDS:
         return
     if not words(output) - words(heard) and all(contains(heard, i) for i in named_items(output)):
         return
-    start = (run.output or "").index(output)
+    start = said.index(output)
     span = Span(origin="output", start=start, end=start + len(output), text=output)
     asked = one_line(workflow.subtask(gap.edge.source, base.query), limit=200).rstrip("?:. ")
     text = f"{asked}: {one_line(output)}" if asked else one_line(output)
@@ -167,12 +167,12 @@ def _focus(workflow: Workflow, base: Trace, gap: Gap) -> str | None:
     that the receiver was not told; else None.
     """
     heard = told(workflow, base, gap.edge.receiver)
-    run = base.by_node[gap.edge.source]
-    if run.status != "ok" or run.output is None or is_refusal(run.output):
+    output = emitted(base.by_node[gap.edge.source])
+    if is_refusal(output):
         return None
     if bridging := bridges(workflow, base, gap.edge):
         return bridging[0]
-    new = [item for item in named_items(run.output) if not contains(heard, item)]
+    new = [item for item in named_items(output) if not contains(heard, item)]
     return new[0] if new else None
 
 

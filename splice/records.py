@@ -377,6 +377,12 @@ class Trace(Record):
         """Whether no node failed, was withheld or skipped."""
         return all(run.status in ("ok", "abstained") for run in self.node_runs)
 
+    @property
+    def is_over_budget(self) -> bool:
+        """Whether a node could not be asked because a budget was used up."""
+        failures = [run.failure for run in self.node_runs]
+        return any(failure is not None and failure.kind == "budget" for failure in failures)
+
     def content(self) -> str:
         """Digest of everything but the times: equal for runs that did the same."""
         timeless = self.model_dump_json(

@@ -272,11 +272,14 @@ class Workflow(Record):
     @cached_property
     def distances(self) -> Mapping[NodeId, int]:
         """Edges on the shortest path from each node to the output node."""
+        return {node: self.hops[node][self.output] for node in self.hops}
+
+    @cached_property
+    def hops(self) -> Mapping[NodeId, Mapping[NodeId, int]]:
+        """Edges on the shortest path from each node to each node that it leads to."""
         import networkx as nx
 
-        return dict(
-            nx.single_source_shortest_path_length(self.graph.reverse(copy=False), self.output)
-        )
+        return dict(nx.all_pairs_shortest_path_length(self.graph))
 
     @cached_property
     def node_fingerprints(self) -> Mapping[NodeId, str]:
