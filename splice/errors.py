@@ -4,6 +4,7 @@
     ├── WorkflowError        a workflow is not one: cycle, unknown node, missing tool, ...
     │   └── TraceMismatch    a recorded trace belongs to another workflow
     ├── QueryError           a query does not fit its workflow
+    ├── DataError            a data file is missing, malformed or holds what it should not
     ├── SettingsError        settings, models or prices that can't work together
     ├── PromptError          a prompt template and its values differ
     ├── ModelError           no usable answer from a model, after the client's own retries
@@ -13,7 +14,7 @@
     ├── WeightsError         weights of a local model can't be fetched or are not what was pinned
     └── StoreError           a trace store can't be read or written
 
-Set-up mistakes (the first four) are raised before the first paid call. What a model got wrong is
+Set-up mistakes (the first five) are raised before the first paid call. What a model got wrong is
 no error here: it is data, recorded in the node run with the raw text.
 """
 
@@ -34,6 +35,10 @@ class TraceMismatch(WorkflowError):
 
 class QueryError(SpliceError):
     """Raised if a query is empty or names a node that its workflow does not have."""
+
+
+class DataError(SpliceError):
+    """Raised if a data file can't be read; the message names file, line and field."""
 
 
 class SettingsError(SpliceError):

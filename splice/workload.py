@@ -1,0 +1,146 @@
+"""A workload: a workflow, questions with references, and how an answer is scored.
+
+Workloads come from packages that register a loader under the entry-point group `splice.workloads`,
+or from a function named as `module:function`. A loader reads data and returns a `Workload`; what
+follows (runs, policies, statistics) does not know which one it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from pydantic import ConfigDict, model_validator
+
+from splice.errors import SettingsError
+from splice.queries import Split
+from splice.records import Edge, Query, Record
+from splice.workflow import Workflow
+
+GROUP = "splice.workloads"
+"""Entry-point group under which packages register loaders."""
+
+Scores: TypeAlias = Mapping[str, float]
+"""Score by metric, each in [0, 1]; the same metrics for each answer of a workload."""
+
+Options: TypeAlias = Mapping[str, str]
+"""Settings of a workload as the command line gives them."""
+
+
+class Example(Record):
+    """One question of a workload, with what only a scorer may see."""
+
+    query: Query
+    reference: Mapping[str, Any] = {}
+    """What a right answer is, in the workload's own form."""
+    kind: str | None = None
+    """Type of the question as its data set names it; kinds are counted apart."""
+    gap_edges: tuple[Edge, ...] | None = None
+    """Missing edges whose source holds what the receiver needs, cannot read and cannot recover
+    (method 2.2); empty: there is none; None: not known."""
+    workflow: Workflow | None = None
+    """The question's own workflow, where tools differ by question; None: the workload's."""
+
+
+Scorer: TypeAlias = Callable[[Example, str | None], Scores | Awaitable[Scores]]
+"""Scores an answer (None: there was none); a judge that asks a model is a coroutine function."""
+
+
+class Workload(Record):
+    """Questions for one workflow, and how their answers are scored."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    name: str
+    about: str
+    """What is asked, who sees what, and where subtasks come from: printed above every table."""
+    workflow: Workflow
+    examples: tuple[Example, ...]
+    metrics: tuple[str, ...]
+    """Names of the scores; the first is the one that policies are compared by."""
+    score: Scorer
+    sources: Mapping[str, str] = {}
+    """SHA-256 by name of each data file that was read."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Workload:
+        if not self.metrics:
+            raise SettingsError(f"workload {self.name!r} names no metric")
+        seen: set[str] = set()
+        for example in self.examples:
+            if example.query.id in seen:
+                raise SettingsError(
+                    f"workload {self.name!r} has two questions with the id {example.query.id!r}"
+                )
+            seen.add(example.query.id)
+        return self
+
+    def workflow_of(self, example: Example) -> Workflow:
+        """The workflow that `example` runs on."""
+        return example.workflow or self.workflow
+
+
+class Loader(Protocol):
+    """Reads data and makes a workload of it."""
+
+    def __call__(self, data: Path | None, *, split: Split, options: Options) -> Workload:
+        """Load one split.
+
+        Args:
+            data: file or folder; None: what a package ships, where there is such a package.
+            split: which part of the questions.
+            options: the workload's own settings.
+
+        Raises:
+            DataError: a file is missing or malformed; it names file, line and field.
+            SettingsError: an option that does not exist; it names the choices.
+        """
+        ...
+
+
+def workload_names() -> tuple[str, ...]:
+    """Names of the registered workloads, sorted."""
+    return tuple(sorted(entry_points(group=GROUP).names))
+
+
+def find_loader(name: str) -> Loader:
+    """The loader registered as `name`, or the one at `module:function`.
+
+    Raises:
+        SettingsError: there is none; the message names those that there are.
+    """
+    if ":" in name:
+        module, _, function = name.partition(":")
+        try:
+            loader: Loader = getattr(import_module(module), function)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise SettingsError(f"no workload loader at {name!r}: {error}") from None
+        return loader
+    found = entry_points(group=GROUP, name=name)
+    if not found:
+        known = ", ".join(workload_names()) or "none is registered"
+        raise SettingsError(f"no workload {name!r}; there are: {known}; or give module:function")
+    registered: Loader = next(iter(found)).load()
+    return registered
+
+
+def choose(options: Options, menu: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """Each option of `menu`, as given or else its first choice.
+
+    >>> choose({"host": "chain"}, {"host": ("parallel", "chain"), "subtasks": ("form", "planned")})
+    {'host': 'chain', 'subtasks': 'form'}
+
+    Raises:
+        SettingsError: an option or a value that is not on the menu.
+    """
+    if unknown := sorted(options.keys() - menu.keys()):
+        known = ", ".join(menu) or "none"
+        raise SettingsError(f"unknown option {unknown[0]!r}; there are: {known}")
+    chosen = {name: options.get(name, values[0]) for name, values in menu.items()}
+    for name, value in chosen.items():
+        if value not in menu[name]:
+            raise SettingsError(f"option {name}={value!r}; it is one of {', '.join(menu[name])}")
+    return chosen
