@@ -159,7 +159,7 @@ async def arepair_many(
     async def run_one(query: Query) -> Trace:
         return await _base_run(workflow, query, models, settings.run, account, store)
 
-    bases = await _each(asked, run_one, concurrency, progress, "run")
+    bases = await each(asked, run_one, concurrency, progress, "run")
     diagnoses = [diagnoser(workflow, base) for base in bases]
     chosen = admit(
         diagnoses,
@@ -184,7 +184,7 @@ async def arepair_many(
             store.put_result(result)
         return result
 
-    results = await _each(range(len(asked)), repair_one, concurrency, progress, "repair")
+    results = await each(range(len(asked)), repair_one, concurrency, progress, "repair")
     return RepairBatch(
         results=tuple(results),
         budget_fraction=budget_fraction,
@@ -341,7 +341,7 @@ def _recording(workflow: Workflow, store: TraceStore | None, rollout: int) -> Re
     return Recording(memo=recorded, on_node=keep)
 
 
-async def _each(
+async def each(
     items: Sequence[T],
     work: Callable[[T], Coroutine[Any, Any, R]],
     concurrency: int,

@@ -135,17 +135,39 @@ async def repair_from(
     if trial.stop_reason is not None:
         stop = "budget" if trial.trace.is_over_budget else "trial_stopped"
         return keep(stop, f"the trial stopped: {trial.stop_reason}", **tried)
-    evidence = gather_evidence(
+    if trial.trace.answer == base.answer:
+        tried["evidence"] = evidence_of(workflow, base, trial)
+        return keep("not_decisive", "the trial gave the same answer", **tried)
+    tried["evidence"], decision = await weigh(
+        workflow, base, trial, diagnosis, selector=selector, settings=settings
+    )
+    return result("decided", decision, **tried)
+
+
+def evidence_of(workflow: Workflow, base: Trace, trial: Trial) -> Evidence:
+    """Process evidence of a trial of `workflow`."""
+    receiver = trial.message.receiver
+    return gather_evidence(
         base,
         trial,
         query=base.query,
-        subtask=workflow.subtask(message.receiver, base.query),
-        private=[doc.text for doc in workflow.private(message.receiver, base.query)],
+        subtask=workflow.subtask(receiver, base.query),
+        private=[doc.text for doc in workflow.private(receiver, base.query)],
         edges=workflow.edges,
     )
-    tried["evidence"] = evidence
-    if trial.trace.answer == base.answer:
-        return keep("not_decisive", "the trial gave the same answer", **tried)
+
+
+async def weigh(
+    workflow: Workflow,
+    base: Trace,
+    trial: Trial,
+    diagnosis: Diagnosis,
+    *,
+    selector: Selector | None,
+    settings: RepairSettings,
+) -> tuple[Evidence, Decision]:
+    """Gather the evidence of a finished trial, ask the selector, and decide."""
+    evidence = evidence_of(workflow, base, trial)
     likelihoods = await _judge(
         selector or RuleSelector(), workflow, base, trial, diagnosis, evidence
     )
@@ -155,7 +177,7 @@ async def repair_from(
         weighting=settings.weighting,
         margin=settings.margin,
     )
-    return result("decided", decision, **tried)
+    return evidence, decision
 
 
 async def _judge(

@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "splice"
 ORDER = (
     "_version",
     "errors",
+    "sandbox",
     "records",
     "text",
     "prompts",
@@ -42,9 +43,15 @@ ORDER = (
     "report",
     "api",
     "queries",
+    "workload",
+    "statistics",
+    "policies",
+    "evaluation",
+    "evaluation_table",
     "sample",
     "code",
     "models_cli",
+    "evaluate_cli",
     "cli",
     "__main__",
 )

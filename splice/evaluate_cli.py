@@ -1,0 +1,176 @@
+"""`splice evaluate`: one workload, all policies, one table."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from splice.evaluation import EvaluationResult, EvaluationSettings, Progress
+    from splice.models.protocol import ChatModel
+    from splice.workload import Workload
+
+
+def evaluate(
+    workload: Annotated[
+        str,
+        typer.Argument(help="A registered workload, or module:function of a loader of your own."),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder for replies and results; one evaluation each.")
+    ],
+    data: Annotated[
+        Path | None, typer.Option(help="File or folder with the workload's data.")
+    ] = None,
+    split: Annotated[
+        Literal["train", "validation", "test"], typer.Option(help="Which part of the questions.")
+    ] = "validation",
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", metavar="NAME=VALUE", help="Setting of the workload."),
+    ] = None,
+    policies: Annotated[
+        str | None, typer.Option(help="Policies, separated by commas; default: all.")
+    ] = None,
+    budget: Annotated[
+        list[float] | None,
+        typer.Option(min=0.0, max=1.0, help="Share of the questions that may get a trial."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Questions, drawn by the seed; default: all.")
+    ] = None,
+    half: Annotated[
+        str | None, typer.Option(help="Policies that only a random half of the questions gets.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Base runs of each question.")] = 1,
+    metric: Annotated[str | None, typer.Option(help="Score to compare by.")] = None,
+    seed: Annotated[int, typer.Option(help="Of draws, random edges and resampling.")] = 0,
+    weighting: Annotated[
+        Literal["headroom", "none"], typer.Option(help="Weights of the decision rule.")
+    ] = "headroom",
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Model at the endpoint, or embedded model by name."),
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the embedded model.")] = 1,
+    concurrency: Annotated[int, typer.Option(min=1, help="Questions in flight.")] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare repair policies on a workload.
+
+    Runs every policy over the same base runs and prints score, gain with its interval, fixed and
+    broken questions, and cost. Started again with the same --out it goes on where it stopped.
+    """
+    from splice.evaluation import EvaluationSettings
+    from splice.evaluation_table import evaluation_text
+    from splice.line import RepairSettings
+    from splice.policies import POLICIES
+    from splice.workload import find_loader
+
+    settings = EvaluationSettings(
+        policies=_names(policies) or tuple(POLICIES),
+        budgets=tuple(budget or (0.5,)),
+        repeats=repeats,
+        limit=limit,
+        on_half=_names(half),
+        metric=metric,
+        seed=seed,
+        concurrency=concurrency,
+        repair=RepairSettings(weighting=weighting),
+    )
+    loaded = find_loader(workload)(data, split=split, options=_options(option or []))
+    result = asyncio.run(_evaluated(loaded, split, settings, out, model, threads))
+    text = evaluation_text(result)
+    (out / "table.txt").write_text(f"{text}\n", "utf-8")
+    typer.echo(result.model_dump_json() if as_json else text)
+
+
+async def _evaluated(
+    workload: Workload,
+    split: str,
+    settings: EvaluationSettings,
+    out: Path,
+    name: str | None,
+    threads: int,
+) -> EvaluationResult:
+    """Evaluate with replies kept in `out`, and progress on stderr."""
+    from splice.evaluation import claim, drawn
+    from splice.evaluation import evaluate as run_evaluation
+    from splice.models.cache import CachedModel
+    from splice.models.default import default_model
+    from splice.records import digest
+
+    examples = drawn(workload.examples, settings.limit, settings.seed)
+    asked: ChatModel = default_model(workload.workflow, name, threads=threads)
+    identity = asked.identity(None)
+    workflows = {workload.workflow_of(example).fingerprint for example in examples}
+    claim(
+        out,
+        {
+            "workload": workload.name,
+            "split": split,
+            "sources": dict(workload.sources),
+            "questions": digest("\n".join(example.query.id for example in examples)),
+            "workflow": digest("\n".join(sorted(workflows))),
+            "model": identity.model_dump(),
+            "seed": settings.seed,
+        },
+    )
+    typer.echo(
+        f"{len(examples)} questions of {workload.name}; model {identity.name} "
+        f"({identity.provider}); replies are kept in {out}",
+        err=True,
+    )
+    cached = CachedModel(asked, out / "replies.sqlite")
+    try:
+        with _progress() as progress:
+            return await run_evaluation(
+                workload, cached, split=split, settings=settings, folder=out, progress=progress
+            )
+    finally:
+        await cached.aclose()
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def _options(given: list[str]) -> Mapping[str, str]:
+    options = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"--option {text!r} is not NAME=VALUE")
+        options[name] = value
+    return options
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """A progress bar on stderr, one task a stage; a line now and then where there is no terminal."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.progress import Progress as Bars
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:<9}"), BarColumn(), MofNCompleteColumn())
+    with Bars(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bars:
+        tasks = {stage: bars.add_task(stage, total=None) for stage in ("base", "policies")}
+
+        def show(stage: str, n_done: int, n_all: int) -> None:
+            bars.update(tasks[stage], completed=n_done, total=n_all)
+            if not console.is_terminal and (n_done % 10 == 0 or n_done == n_all):
+                console.print(f"{stage}: {n_done} of {n_all}")
+
+        yield show
