@@ -1,1 +1,5 @@
-"""Workflows as data."""
+"""Workflows as data: topologies to start from, and benchmark workloads."""
+
+from skeletons.loading import load, names
+
+__all__ = ["load", "names"]
