@@ -30,7 +30,7 @@ from splice.selector import Selector
 from splice.statistics import (
     Bin,
     Gain,
-    Interval,
+    Share,
     auc,
     calibration,
     counts,
@@ -132,10 +132,8 @@ class EdgeChoice(Record):
     """How often one ranker's first edge is a true gap edge (method 2.11)."""
 
     ranker: str
-    n: int
-    """Questions with at least one gap edge."""
-    precision: float
-    interval: Interval
+    share: Share
+    """Over the questions with at least one gap edge."""
 
 
 class DiagnosisResult(Record):
@@ -483,7 +481,7 @@ def _policy_result(
     adopted = sum(row.is_adopted for row in rows)
     base_tokens = sum(row.base_tokens for row in rows)
     tokens = sum(row.tokens for row in rows)
-    net = found.fixed - found.broken
+    net = found.n_fixed - found.n_broken
     return PolicyResult(
         policy=policy,
         budget=budget,
@@ -493,10 +491,10 @@ def _policy_result(
         score=_mean([row.scores[metric] for row in rows]),
         all_scores={name: _mean([row.scores[name] for row in rows]) for name in rows[0].scores},
         gain=paired_gain(base, after, seed=settings.seed),
-        p_mcnemar=mcnemar(found.fixed, found.broken),
-        fixed=found.fixed,
-        broken=found.broken,
-        changed=adopted - found.fixed - found.broken,
+        p_mcnemar=mcnemar(found.n_fixed, found.n_broken),
+        fixed=found.n_fixed,
+        broken=found.n_broken,
+        changed=adopted - found.n_fixed - found.n_broken,
         kept=len(rows) - adopted,
         n_trials=sum(row.is_tried for row in rows),
         n_decisive=sum(row.is_decisive for row in rows),
@@ -528,8 +526,8 @@ def _kind_results(
             n=len({row.query_id for row in own}),
             base_score=_mean(base),
             score=_mean(after),
-            fixed=found.fixed,
-            broken=found.broken,
+            fixed=found.n_fixed,
+            broken=found.n_broken,
         )
 
 
@@ -548,12 +546,10 @@ def _diagnosis_result(
         n_with_gaps=len(gaps),
         n_gaps_unknown=len(bases) - len(known),
         edge_choice=tuple(
-            EdgeChoice(ranker=name, n=len(hits), precision=sum(hits) / len(hits), interval=interval)
+            EdgeChoice(ranker=name, share=share)
             for name, hits in _edge_hits(gaps, settings.seed).items()
-            for interval in [precision_at_1(hits).interval]
-        )
-        if gaps
-        else (),
+            if (share := precision_at_1(hits)) is not None
+        ),
     )
 
 

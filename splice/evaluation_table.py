@@ -144,9 +144,9 @@ def _foreseen(diagnosis: DiagnosisResult) -> Iterator[str]:
         rows = [
             (
                 choice.ranker,
-                f"{choice.n}",
-                f"{choice.precision:.2f}",
-                f"[{choice.interval.low:.2f}, {choice.interval.high:.2f}]",
+                f"{choice.share.n}",
+                f"{choice.share.value:.2f}",
+                f"[{choice.share.interval.low:.2f}, {choice.share.interval.high:.2f}]",
             )
             for choice in diagnosis.edge_choice
         ]
