@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 
-# --- values ----------------------------------------------------------------------------------
-
-
 def _finite(values: ArrayLike) -> Floats:
     import numpy as np
 
@@ -68,9 +65,6 @@ def _differences(base: ArrayLike, other: ArrayLike) -> Floats:
 
 def _is_constant(values: Floats) -> bool:
     return not len(values) or bool((values == values[0]).all())
-
-
-# --- paired gains ----------------------------------------------------------------------------
 
 
 class Interval(Record):
@@ -133,28 +127,35 @@ def paired_gain(
     averaged first, so that they do not pass for more questions. The order of the questions does
     not matter.
 
-    The interval is the expanded percentile interval, with ends at the quantiles `a` and `1 - a` of
-    the resampled means, `a = Phi(sqrt(n / (n - 1)) * t_{n-1}((1 - level) / 2))`. The p-value is
-    corrected alike: with `B` resamples, `k` of them on the far side of 0 or at it (the smaller of
-    the two counts), and `z = Phi^-1((k + 1) / (B + 1))`, it is
+    The interval is the expanded percentile interval: its ends are the quantiles `a` and `1 - a` of
+    the resampled means, `a = Phi(sqrt(n / (n - 1)) * t_{n-1}((1 - level) / 2))`, where `t` is the
+    quantile function of Student's distribution. The p-value is corrected alike. Of `B` resampled
+    means let `k` be at 0 or on its far side (the smaller of the two counts), and
+    `z = Phi^-1((k + 1) / (B + 1))`; with `T` Student's distribution function it is
     `2 * T_{n-1}(z * sqrt((n - 1) / n))`, at most 1. So the two agree on whether there is a gain, up
     to the resolution of the resamples.
 
-    A departure from the plain percentile interval of the method, which is too narrow for few
-    questions. Share of 95% intervals that held the truth, by percentile / BCa / expanded (2,000
-    data sets; `f` and `b`: probability that a question is fixed and broken):
+    A departure: the method has plain percentiles, which are too narrow for few questions. Share of
+    95% intervals that hold the true gain, for questions that are fixed and broken with the given
+    probabilities (summed over all outcomes, B = 10,000), and for a graded score that moves in 35%
+    of the questions (2,500 to 6,000 simulated data sets, B = 1,999):
 
-        n=60  f=0.10 b=0.03   0.925 / 0.925 / 0.940
-        n=200 f=0.10 b=0.03   0.959 / 0.956 / 0.960
-        n=60  f=0.05 b=0.05   0.936 / 0.902 / 0.941
-        n=200 f=0.05 b=0.05   0.951 / 0.943 / 0.952
-        n=60  token F1        0.933 / 0.920 / 0.941
-        n=200 token F1        0.939 / 0.938 / 0.941
+                                  percentile    BCa  expanded  Student's t
+        n=40   fixed 0.10, broken 0.03  0.920   0.886     0.943     0.943
+        n=60   fixed 0.10, broken 0.03  0.933   0.934     0.935     0.948
+        n=200  fixed 0.10, broken 0.03  0.954   0.955     0.958     0.950
+        n=60   fixed 0.05, broken 0.05  0.953   0.916     0.953     0.953
+        n=200  fixed 0.05, broken 0.05  0.956   0.946     0.958     0.948
+        n=20   graded, gain 0.05        0.901   0.871     0.924     0.941
+        n=60   graded, gain 0.05        0.941   0.932     0.946     0.952
+        n=60   graded, gain 0           0.932   0.924     0.938     0.943
+        n=200  graded, gain 0.05        0.952   0.949     0.954     0.954
 
-    None of them is right where small gains are rare and all of one sign: 0.90 / 0.93 / 0.90 if 15%
-    of 60 questions gain 0.25 on average and none loses. The interval never leaves the range of the
-    differences: for fewer than about ten questions it says little, and for one it is a point, with
-    p = 1.
+    Expanded percentiles are the smallest change that keeps 0.93 from 40 questions on and calls no
+    more than about 6% of equal systems different. No interval here is right where small gains are
+    rare and nothing is lost: if 15% of 60 questions gain 0.25 on average, all four hold the truth
+    in 0.89 to 0.93 of the cases. The interval never leaves the range of the differences: for fewer
+    than about ten questions it says little, and for one it is a point, with p = 1.
 
     Args:
         base: (n_questions,) or (n_questions, n_repeats) scores.
@@ -270,9 +271,6 @@ def precision_at_1(hits: Sequence[bool]) -> Share | None:
     )
 
 
-# --- predictions against outcomes ------------------------------------------------------------
-
-
 class Bin(Record):
     """Questions with neighbouring predictions, and how they turned out."""
 
@@ -331,7 +329,7 @@ def kendall_tau_b(a: ArrayLike, b: ArrayLike) -> float | None:
     first, second = _pair(a, b)
     if _is_constant(first) or _is_constant(second):
         return None
-    return float(kendalltau(first, second, variant="b", method="asymptotic").statistic)
+    return float(kendalltau(first, second, variant="b").statistic)
 
 
 def auc(scores: ArrayLike, labels: Sequence[bool]) -> float | None:
@@ -346,9 +344,6 @@ def auc(scores: ArrayLike, labels: Sequence[bool]) -> float | None:
         return None
     rank_sum = float(rankdata(values)[is_true].sum())
     return (rank_sum - n_true * (n_true + 1) / 2) / (n_true * n_false)
-
-
-# --- agreement and classification ------------------------------------------------------------
 
 
 def _differs(a: Hashable, b: Hashable) -> float:

@@ -1,0 +1,124 @@
+"""Which missing edges are gaps, by the annotation (labels only; nothing that runs reads them).
+
+A missing edge from u to w is a gap if for some step i:
+
+    G1  u holds i: the paragraph of step i is among its documents;
+    G2  w needs i: a step of w needs the answer of step i, or w is the writer and the answer to the
+        question needs step i;
+    G3  w can't read i: no document of w, nor the question, nor its task states i (has both what i
+        is about and its answer), and no parent of w has i as its own step;
+    G4  w can't recover i: its answer stands neither in the question nor in w's task.
+
+What a model may know by heart is not tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from skeletons.multihop.dealing import Hand
+from skeletons.multihop.hosts import RESEARCHERS, WRITER
+from skeletons.multihop.questions import Question, Step
+from splice.records import Edge, NodeId
+from splice.text import contains
+from splice.workflow import Workflow
+
+
+def gap_edges(
+    question: Question,
+    workflow: Workflow,
+    hands: Mapping[NodeId, Hand],
+    subtasks: Mapping[NodeId, str],
+) -> tuple[Edge, ...]:
+    """The missing edges of the workflow that are gaps, in the order of its candidate edges.
+
+    Args:
+        question: the question with its steps.
+        workflow: who reads whom.
+        hands: what each researcher holds.
+        subtasks: what each researcher is asked.
+    """
+    found = []
+    for edge in workflow.candidate_edges:
+        source, receiver = edge.source, edge.receiver
+        told = {
+            number
+            for parent in workflow.plan.parents[receiver]
+            for number in own_steps(question, parent)
+        }
+        if any(
+            holds(hands, source, question.steps[number])
+            and number not in told
+            and is_unreadable(question, hands, subtasks, receiver, question.steps[number])
+            and is_unrecoverable(question, subtasks, receiver, question.steps[number])
+            for number in needed(question, receiver)
+        ):
+            found.append((source, receiver))
+    return tuple(found)
+
+
+def own_steps(question: Question, node: NodeId) -> tuple[int, ...]:
+    """Steps that a node is to look up: one each, and all further ones for the last researcher."""
+    steps = range(len(question.steps))
+    if node not in RESEARCHERS:
+        return ()
+    place = RESEARCHERS.index(node)
+    return tuple(steps[place:] if place == len(RESEARCHERS) - 1 else steps[place : place + 1])
+
+
+def holds(hands: Mapping[NodeId, Hand], node: NodeId, step: Step) -> bool:
+    """G1: whether the paragraph of a step is among a node's documents."""
+    return node in hands and step.paragraph in hands[node].paragraphs
+
+
+def needed(question: Question, node: NodeId) -> tuple[int, ...]:
+    """G2: steps whose answers a node needs from elsewhere, ascending."""
+    if node == WRITER:
+        return _decisive(question)
+    own = own_steps(question, node)
+    return tuple(sorted({n for number in own for n in question.steps[number].needs} - set(own)))
+
+
+def _decisive(question: Question) -> tuple[int, ...]:
+    """Steps that the answer is drawn from: those that no other step needs.
+
+    An answer that is a choice among what the question names needs all of them, as the names stand
+    in the first steps and what decides in the last.
+    """
+    numbers = range(len(question.steps))
+    used = {n for step in question.steps for n in step.needs}
+    last = tuple(n for n in numbers if n not in used)
+    is_choice = len(last) > 1 and contains(question.text, question.answer)
+    return tuple(numbers) if is_choice else last
+
+
+def is_unreadable(
+    question: Question,
+    hands: Mapping[NodeId, Hand],
+    subtasks: Mapping[NodeId, str],
+    node: NodeId,
+    step: Step,
+) -> bool:
+    """G3, but for parents: whether nothing that a node reads states a step's fact."""
+    if holds(hands, node, step):
+        return False
+    documents = hands[node].documents if node in hands else ()
+    texts = [f"{document.title}: {document.text}" for document in documents]
+    texts += [question.text, subtasks.get(node, "")]
+    return not any(_states(text, step) for text in texts)
+
+
+def is_unrecoverable(
+    question: Question, subtasks: Mapping[NodeId, str], node: NodeId, step: Step
+) -> bool:
+    """G4: whether a step's answer stands neither in the question nor in a node's task."""
+    if step.answer is None:
+        return True
+    return not any(contains(text, step.answer) for text in (question.text, subtasks.get(node, "")))
+
+
+def _states(text: str, step: Step) -> bool:
+    """Whether one text has both what a step is about and what it finds."""
+    if step.answer is None or not contains(text, step.answer):
+        return False
+    return any(contains(text, subject) for subject in step.subjects)

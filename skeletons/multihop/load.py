@@ -1,0 +1,119 @@
+"""Loading the workload: from a file of questions to a workflow, examples and a scorer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from skeletons.multihop import hosts
+from skeletons.multihop.dealing import deal
+from skeletons.multihop.gaps import gap_edges
+from skeletons.multihop.hosts import Host
+from skeletons.multihop.questions import Question
+from skeletons.multihop.rows import Reading, read_questions
+from skeletons.multihop.subtasks import Origin, subtasks
+from skeletons.reading import sha256
+from skeletons.scoring import METRICS, short_answer_scores
+from splice.errors import DataError, SettingsError
+from splice.queries import Split
+from splice.records import Query
+from splice.workflow import Workflow
+from splice.workload import Example, Options, Workload, choose
+
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "host": ("parallel", "chain"),
+    "subtasks": ("form", "planned"),
+}
+"""Choices by option; the first is taken where none is given."""
+
+_STEMS: Mapping[Split, str] = {"train": "train", "validation": "val", "test": "test"}
+
+_ABOUT_HOST: Mapping[str, str] = {
+    "parallel": "Three researchers report to a writer, and only the writer reads the question.",
+    "chain": "Three researchers work in a row, each reads the one before it; a writer reads the "
+    "last, and only the writer reads the question.",
+}
+_ABOUT_SUBTASKS: Mapping[str, str] = {
+    "form": "Their tasks come from the form of the question alone",
+    "planned": "Their tasks come from the annotated decomposition, without any answer in it",
+}
+_ABOUT_DEALING = "who holds which paragraph follows the annotation."
+
+
+def load(data: Path | None, *, split: Split, options: Options) -> Workload:
+    """Load multi-hop questions with their paragraphs dealt to three researchers.
+
+    Args:
+        data: a file, or a folder that holds `train`, `val` and `test`, each `.jsonl` or `.json`.
+        split: which file of a folder; a single file is taken whole.
+        options: `host`, `parallel` or `chain`; `subtasks`, `form` or `planned`.
+
+    Raises:
+        DataError: no data is given, or a file is missing or malformed.
+        SettingsError: an option that does not exist, or `planned` where nothing is planned.
+    """
+    chosen = choose(options, OPTIONS)
+    if data is None:
+        raise DataError("multihop ships no questions: give a file or a folder of them")
+    path = _file(data, split)
+    reading = read_questions(path)
+    if not reading.questions:
+        raise DataError(f"{path}: no row that can be used")
+    host, origin = cast(Host, chosen["host"]), cast(Origin, chosen["subtasks"])
+    if origin == "planned" and any(q.source == "hotpotqa" for q in reading.questions):
+        raise SettingsError(
+            f"option subtasks='planned': {path} holds questions of HotpotQA, which has no "
+            "decomposition; use 'form'"
+        )
+    workflow = hosts.workflow(host)
+    sources = "+".join(sorted({question.source for question in reading.questions}))
+    return Workload(
+        name=f"multihop/{sources}/{host}/{origin}",
+        about=_about(host, origin, reading),
+        workflow=workflow,
+        examples=tuple(_example(question, workflow, origin) for question in reading.questions),
+        metrics=METRICS,
+        score=score,
+        sources={path.name: sha256(path)},
+    )
+
+
+def score(example: Example, answer: str | None) -> Mapping[str, float]:
+    """Scores of a short answer by the gold answer or the alias that suits it best."""
+    return short_answer_scores(answer, example.reference["answers"])
+
+
+def _file(data: Path, split: Split) -> Path:
+    if not data.is_dir():
+        return data
+    names = [f"{_STEMS[split]}{suffix}" for suffix in (".jsonl", ".json")]
+    for name in names:
+        if (data / name).is_file():
+            return data / name
+    raise DataError(f"{data}: neither {' nor '.join(names)} is there")
+
+
+def _example(question: Question, workflow: Workflow, origin: Origin) -> Example:
+    hands = deal(question)
+    tasks = subtasks(question, origin)
+    return Example(
+        query=Query(
+            id=question.id,
+            text=question.text,
+            context={name: hand.documents for name, hand in hands.items()},
+            subtasks=tasks,
+        ),
+        reference={"answers": (question.answer, *question.aliases)},
+        kind=question.kind,
+        gap_edges=gap_edges(question, workflow, hands, tasks),
+    )
+
+
+def _about(host: Host, origin: Origin, reading: Reading) -> str:
+    said = f"{_ABOUT_HOST[host]} {_ABOUT_SUBTASKS[origin]}; {_ABOUT_DEALING}"
+    if reading.n_incomplete:
+        said += f" Left out: {reading.n_incomplete} whose evidence names what is not there."
+    if reading.n_unanswerable:
+        said += f" Left out as unanswerable: {reading.n_unanswerable}."
+    return said

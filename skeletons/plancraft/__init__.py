@@ -1,0 +1,5 @@
+"""PlanCraft: crafting plans against a recipe book, where no node sees recipes and inventory."""
+
+from skeletons.plancraft.load import load
+
+__all__ = ["load"]
