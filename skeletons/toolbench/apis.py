@@ -60,7 +60,7 @@ class Api(Record):
 
     @property
     def label(self) -> str:
-        """How an error names it."""
+        """The place as one text, as `api_ids` spell it."""
         return "/".join(self.place)
 
 

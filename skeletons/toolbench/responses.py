@@ -9,7 +9,7 @@ import ast
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, Field, StringConstraints
 
@@ -62,14 +62,23 @@ def _parsed(text: str) -> object:
         return text
 
 
+class Recorded(NamedTuple):
+    """One recorded response."""
+
+    place: tuple[str, ...]
+    """The API's, as in `Api`."""
+    arguments: str
+    response: str
+
+
 class Responses:
     """Recorded responses by API and arguments."""
 
-    def __init__(self, recorded: Iterable[tuple[str, str, str]]) -> None:
-        """Keep (label of the API, arguments, response); of several responses the first."""
-        self._by_call: dict[tuple[str, str], str] = {}
-        for label, arguments, response in recorded:
-            self._by_call.setdefault((label, argument_key(arguments)), response)
+    def __init__(self, recorded: Iterable[Recorded]) -> None:
+        """Keep responses; of several to the same call the first."""
+        self._by_call: dict[tuple[tuple[str, ...], str], str] = {}
+        for place, arguments, response in recorded:
+            self._by_call.setdefault((place, argument_key(arguments)), response)
 
     def __len__(self) -> int:
         return len(self._by_call)
@@ -80,7 +89,7 @@ class Responses:
         Raises:
             NotRecorded: there is none; the message names category, tool, API and arguments.
         """
-        found = self._by_call.get((api.label, argument_key(arguments)))
+        found = self._by_call.get((api.place, argument_key(arguments)))
         if found is None:
             shown = one_line(json.dumps(dict(arguments), ensure_ascii=False, default=str))
             raise NotRecorded(f"no recorded response of {_named(api)} to the arguments {shown}")
@@ -89,7 +98,7 @@ class Responses:
 
 def _named(api: Api) -> str:
     if len(api.place) == 1:
-        return f"function {api.label!r}"
+        return f"function {api.function!r}"
     category, tool, name = api.place
     return f"category {category!r}, tool {tool!r}, API {name!r}"
 
@@ -105,34 +114,34 @@ def read_cache(folder: Path, apis: Iterable[Api]) -> tuple[Responses, str]:
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: not a folder")
-    recorded: list[tuple[str, str, str]] = []
+    recorded: list[Recorded] = []
     hashes = []
     for api in apis:
         path = cache_file(folder, api)
-        if path is None or not path.is_file():
+        if path is None:
             continue
         held = read_json(path)
         if not isinstance(held, dict):
             raise DataError(f"{path}: not an object of responses by arguments")
-        recorded += [(api.label, arguments, _text(value)) for arguments, value in held.items()]
+        recorded += [Recorded(api.place, key, _text(value)) for key, value in held.items()]
         hashes.append(f"{path.relative_to(folder)} {sha256(path)}")
     if not hashes:
         raise DataError(
-            f"{folder}: no file for any of the offered APIs; wanted CATEGORY/TOOL_for_CATEGORY/API.json"
+            f"{folder}: no file CATEGORY/TOOL_for_CATEGORY/API.json for any of the offered APIs"
         )
     return Responses(recorded), digest("\n".join(sorted(hashes)))
 
 
 def cache_file(folder: Path, api: Api) -> Path | None:
-    """Where the cache keeps an API's responses; None if the names lead out of the folder."""
+    """The file of an API's responses; None if there is none or its names lead out of the folder."""
     category, tool, name = api.place
     category = "_".join(category.replace("/", " ").replace(",", " ").replace("_", " ").split())
     path = folder / category / f"{standard(tool)}_for_{category}" / f"{parameter_name(name)}.json"
     try:
-        is_inside = path.resolve().is_relative_to(folder.resolve())
+        is_held = path.resolve().is_relative_to(folder.resolve()) and path.is_file()
     except (OSError, ValueError, RuntimeError):
         return None
-    return path if is_inside else None
+    return path if is_held else None
 
 
 def _text(value: object) -> str:
@@ -207,7 +216,7 @@ def read_runs(path: Path, source: str | None) -> tuple[tuple[Asked, ...], Respon
     runs = [row for row in rows if row.source == chosen]
     first = {row.query: row for row in reversed(runs)}
     responses = Responses(
-        (call.name, call.arguments, without_surrogates(call.response))
+        Recorded((call.name,), call.arguments, without_surrogates(call.response))
         for row in runs
         for call in row.calls
     )
