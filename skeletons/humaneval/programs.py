@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 
-_FENCED = re.compile(r"^[ \t]*(```+|~~~+)[^\n]*\n(.*?)(?:^[ \t]*\1|\Z)", re.MULTILINE | re.DOTALL)
+_FENCED = re.compile(r"^[ \t]*(```++|~~~++)[^\n]*\n(.*?)(?:^[ \t]*\1|\Z)", re.MULTILINE | re.DOTALL)
 
 
 def extract(answer: str, entry_point: str) -> str:

@@ -9,10 +9,11 @@ from splice.text import is_refusal, last_answer_line, norm
 
 YesNo: TypeAlias = Literal["yes", "no"]
 
-_WORD = re.compile(r"\b(?:yes|no)\b")
-# Answers both ways, joined by at most one word.
-_BOTH = re.compile(r"\b(?:yes\W{1,3}(?:(?:and|or|but)\W{1,3})?no|no\W{1,3}(?:(?:and|or)\W)?yes)\b")
-_LEADING = re.compile(r"\W*(yes|no)\b")
+_YES, _NO = (rf"\b{word}\b(?!-\w)" for word in ("yes", "no"))
+_WORD = re.compile(f"{_YES}|{_NO}")
+_LEADING = re.compile(rf"\W*({_YES}|{_NO})")
+_JOINT = r"\W{1,3}(?:(?:and|or|but)\W{1,3})?"
+_BOTH = re.compile(f"{_YES}{_JOINT}{_NO}|{_NO}{_JOINT}{_YES}")
 
 
 def yes_or_no(answer: str | None) -> YesNo | None:

@@ -8,8 +8,8 @@ packages, and confined in three layers:
 - on Linux, where the kernel permits each: a user and network namespace of its own (no network),
   no new privileges, and Landlock (no file but those of Python itself)
 - a guard inside the interpreter, an audit hook: no file is written; none is read, and no folder
-  listed, but those of the standard library; no sockets, processes, threads, signals to others, or
-  foreign code
+  listed, but those of the standard library; no sockets, processes, signals to others, or foreign
+  code
 
 **What this is not.** It stops accidents and what models write in passing: endless loops, memory
 bombs, deleted files, a look at the environment. It is no boundary against a determined attacker:
@@ -37,11 +37,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, TypeAlias
 
 from splice.errors import SettingsError
-from splice.records import Record
 
 Outcome: TypeAlias = Literal["ok", "error", "exit", "timeout", "memory", "output"]
 """`ok`: it reached its end; `error`: it raised, is no Python, or crashed; `exit`: it left before
@@ -49,9 +49,12 @@ its end, whatever its status; the others name the limit that it ran into."""
 
 _CHILD = Path(__file__).with_name("child.py")
 _CHUNK = 65536
+_MOST_REPORTED = 1000
+"""Bytes; two short lines are expected."""
 
 
-class ProgramResult(Record):
+@dataclass(frozen=True, slots=True)
+class ProgramResult:
     """How a program ended, and what it printed."""
 
     outcome: Outcome
@@ -71,7 +74,7 @@ def run_program(
 ) -> ProgramResult:
     """Run a Python program in the sandbox, as `__main__`, with nothing on its standard input.
 
-    It ends with its last statement: it can start no threads, and exit handlers are not called.
+    When it reaches its end, exit handlers are not called, and threads that it started end with it.
 
     Args:
         source: the program.
@@ -165,20 +168,20 @@ class _Listener:
         self._printed = (process.stdout, process.stderr)
         self._max_output = max_output
         self._reports = reports
-        self._read = {stream: bytearray() for stream in (*self._printed, reports)}
+        self._read: dict[IO[bytes], bytearray] = {s: bytearray() for s in (*self._printed, reports)}
 
     def listen(self, deadline: float) -> Literal["timeout", "output"] | None:
         """Read until the process has ended; why it was stopped, if it had to be."""
         with selectors.DefaultSelector() as selector:
-            for stream in self._read:
-                selector.register(stream, selectors.EVENT_READ)
+            for stream, read in self._read.items():
+                selector.register(stream, selectors.EVENT_READ, read)
             while selector.get_map():
                 for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
                     chunk = os.read(key.fd, _CHUNK)
                     if not chunk:
                         selector.unregister(key.fileobj)
-                    self._read[key.fileobj] += chunk  # type: ignore[index]
-                if self._n_bytes() > self._max_output:
+                    key.data.extend(chunk)
+                if self._is_too_much():
                     return self._stop("output")
                 if time.monotonic() >= deadline:
                     return self._stop("timeout")
@@ -189,9 +192,10 @@ class _Listener:
             return self._stop("timeout")
         return None
 
-    def _n_bytes(self) -> int:
-        # Reports count: a program may find their channel and flood it.
-        return sum(map(len, self._read.values()))
+    def _is_too_much(self) -> bool:
+        n_printed = sum(len(self._read[stream]) for stream in self._printed)
+        # A program may find the channel of the reports and flood it.
+        return n_printed > self._max_output or len(self._read[self._reports]) > _MOST_REPORTED
 
     def _stop(self, reason: Literal["timeout", "output"]) -> Literal["timeout", "output"]:
         _kill(self._process)

@@ -11,6 +11,7 @@ and runs the program.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -68,8 +69,9 @@ def _ask_the_kernel() -> None:
 
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
-    libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
     libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
+    # Not before `unshare`, which would take it back.
+    libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
         _landlock(libc.syscall)
 
@@ -116,22 +118,27 @@ def _needed() -> Iterable[str]:
 
 # --- guard -----------------------------------------------------------------------------------
 
-_HARMLESS: Final = frozenset(
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_HARMLESS: Final = _names(
     "array.__new__ builtins.id builtins.input builtins.input/result code.__new__ compile exec"
     " cpython._PySys_ClearAuditHooks cpython.PyInterpreterState_Clear function.__new__"
     " marshal.dumps marshal.load marshal.loads object.__delattr__ object.__getattr__"
     " object.__setattr__ os.putenv os.unsetenv pickle.find_class sys._getframe"
     " sys._getframemodulename sys.excepthook sys.set_asyncgen_hooks_finalizer"
-    " sys.set_asyncgen_hooks_firstiter sys.unraisablehook time.sleep".split()
+    " sys.set_asyncgen_hooks_firstiter sys.unraisablehook time.sleep"
 )
 """Events that any program may raise. What is not listed is refused, unknown events included."""
 
-_REFUSED_MODULES: Final = frozenset(
+_REFUSED_MODULES: Final = _names(
     "_ctypes _ctypes_test _curses _dbm _gdbm _interpreters _multiprocessing _posixshmem"
     " _posixsubprocess _socket _sqlite3 _ssl _testcapi _testinternalcapi _testlimitedcapi"
     " _testmultiphase _xxinterpchannels _xxsubinterpreters cffi ctypes dbm fcntl grp mmap"
     " multiprocessing nis pty pwd readline resource socket spwd sqlite3 ssl subprocess"
-    " syslog termios".split()
+    " syslog termios"
 )
 """Modules that reach outside, most of them by calls that raise no event."""
 
@@ -147,7 +154,12 @@ def guard(report_fd: int) -> NoReturn:
     write, leave = os.write, os._exit
     write(report_fd, reports["started"])
     sys.addaudithook(_hook(sys.path))
-    kind = _run(source, module.__dict__)
+    try:
+        kind = _run(source, module.__dict__)
+    except SystemExit:
+        write(report_fd, reports["exit"])
+        raise
+    _flush()
     write(report_fd, reports[kind])
     leave(0 if kind == "ok" else 1)
 
@@ -164,31 +176,39 @@ def _empty_standard_input() -> None:
 
 
 def _run(source: bytes, namespace: dict[str, Any]) -> str:
-    """Run the program; how it ended."""
+    """Run the program; how it ended.
+
+    Raises:
+        SystemExit: the program's own.
+    """
     try:
         text = source.decode("utf-8", "surrogatepass")
         exec(compile(text, "<program>", "exec", dont_inherit=True), namespace)
-        sys.stdout.flush()
-        return "ok"
     except SystemExit:
-        return "exit"
+        raise
     except MemoryError:
         return "memory"
     except BaseException as error:
         _show(error)
         return "error"
+    return "ok"
 
 
 def _show(error: BaseException) -> None:
     """Print the traceback without this file's own frame."""
     trace = error.__traceback__
-    try:
-        sys.stdout.flush()
-        sys.__excepthook__(type(error), error, trace and trace.tb_next)
-        sys.stderr.flush()
-    except BaseException:
-        # The error prints itself, or the outputs are not what they were.
-        return
+    own = error.with_traceback(trace and trace.tb_next)
+    # A program may have replaced its outputs, and its error may raise when it is printed.
+    with contextlib.suppress(BaseException):
+        sys.__excepthook__(type(own), own, own.__traceback__)
+
+
+def _flush() -> None:
+    """Let go of what was printed: `_exit` does not."""
+    for stream in (sys.stdout, sys.__stdout__, sys.stderr):
+        if stream is not None:
+            with contextlib.suppress(BaseException):
+                stream.flush()
 
 
 def _hook(path: Iterable[str]) -> Callable[[str, tuple[Any, ...]], None]:
