@@ -23,7 +23,7 @@ N_DISTRACTORS = 2
 N_WORDS = 45
 """Words to which a paragraph is cut; a sentence that the question needs is never cut."""
 
-N_HAND_WORDS = 125
+N_HAND_WORDS = 120
 """Words for all of a researcher's paragraphs; beside long evidence the others get shorter."""
 
 _FEWEST_WORDS = 12
@@ -42,12 +42,26 @@ class Hand(NamedTuple):
     """The paragraphs as the researcher reads them, in the same order."""
 
 
+def own_steps(question: Question) -> Mapping[NodeId, tuple[int, ...]]:
+    """The steps that each researcher is to look up, by their places.
+
+    Researcher k looks up what stands in the k-th paragraph that the steps need; the last one looks
+    up all the rest.
+    """
+    last = len(RESEARCHERS) - 1
+    pages = list(dict.fromkeys(step.paragraph for step in question.steps))
+    owners = [min(pages.index(step.paragraph), last) for step in question.steps]
+    return {
+        name: tuple(n for n, owner in enumerate(owners) if owner == place)
+        for place, name in enumerate(RESEARCHERS)
+    }
+
+
 def deal(question: Question) -> Mapping[NodeId, Hand]:
     """The hand of each researcher.
 
-    Researcher k holds the paragraph of step k and distractors; the last one holds those of all
-    further steps and any other supporting paragraph as well. No paragraph is dealt twice: one that
-    serves two steps goes to the first of them.
+    It holds the paragraphs of its steps and distractors; the last one holds any other supporting
+    paragraph as well. No paragraph is dealt twice.
     """
     rng = random.Random(f"{SEED}:{question.id}")
     others = [n for n, page in enumerate(question.paragraphs) if not page.is_supporting]
@@ -63,14 +77,14 @@ def deal(question: Question) -> Mapping[NodeId, Hand]:
 
 def _evidence(question: Question) -> list[list[int]]:
     """Places of the supporting paragraphs of each researcher."""
-    last = len(RESEARCHERS) - 1
-    owners: dict[int, int] = {}
-    for number, step in enumerate(question.steps):
-        owners.setdefault(step.paragraph, min(number, last))
-    for place, page in enumerate(question.paragraphs):
-        if page.is_supporting:
-            owners.setdefault(place, last)
-    return [[n for n, owner in owners.items() if owner == place] for place in range(last + 1)]
+    dealt = [
+        list(dict.fromkeys(question.steps[n].paragraph for n in own))
+        for own in own_steps(question).values()
+    ]
+    used = {n for evidence in dealt for n in evidence}
+    supporting = [n for n, page in enumerate(question.paragraphs) if page.is_supporting]
+    dealt[-1] += [n for n in supporting if n not in used]
+    return dealt
 
 
 def _documents(pages: Sequence[Paragraph]) -> tuple[Document, ...]:

@@ -6,7 +6,7 @@ A missing edge from u to w is a gap if for some step i:
     G2  w needs i: a step of w needs the answer of step i, or w is the writer and the answer to the
         question needs step i;
     G3  w can't read i: no document of w, nor the question, nor its task states i (has both what i
-        is about and its answer), and no parent of w has i as its own step;
+        is about and its answer); what parents report is taken to be their own steps;
     G4  w can't recover i: its answer stands neither in the question nor in w's task.
 
 What a model may know by heart is not tested.
@@ -15,11 +15,12 @@ What a model may know by heart is not tested.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from skeletons.multihop.dealing import Hand
-from skeletons.multihop.hosts import RESEARCHERS, WRITER
+from skeletons.multihop.dealing import Hand, own_steps
+from skeletons.multihop.hosts import WRITER
 from skeletons.multihop.questions import Question, Step
-from splice.records import Edge, NodeId
+from splice.records import Document, Edge, NodeId
 from splice.text import contains
 from splice.workflow import Workflow
 
@@ -41,42 +42,40 @@ def gap_edges(
     found = []
     for edge in workflow.candidate_edges:
         source, receiver = edge.source, edge.receiver
-        told = {
-            number
-            for parent in workflow.plan.parents[receiver]
-            for number in own_steps(question, parent)
-        }
+        material = Material(
+            documents=hands[receiver].documents if receiver in hands else (),
+            texts=(question.text, subtasks.get(receiver, "")),
+        )
         if any(
-            holds(hands, source, question.steps[number])
-            and number not in told
-            and is_unreadable(question, hands, subtasks, receiver, question.steps[number])
-            and is_unrecoverable(question, subtasks, receiver, question.steps[number])
+            holds(hands[source], question.steps[number])
+            and is_unreadable(material, question.steps[number])
+            and is_unrecoverable(material, question.steps[number])
             for number in needed(question, receiver)
         ):
             found.append((source, receiver))
     return tuple(found)
 
 
-def own_steps(question: Question, node: NodeId) -> tuple[int, ...]:
-    """Steps that a node is to look up: one each, and all further ones for the last researcher."""
-    steps = range(len(question.steps))
-    if node not in RESEARCHERS:
-        return ()
-    place = RESEARCHERS.index(node)
-    return tuple(steps[place:] if place == len(RESEARCHERS) - 1 else steps[place : place + 1])
+class Material(NamedTuple):
+    """What a node reads."""
+
+    documents: tuple[Document, ...]
+    """Its own ones."""
+    texts: tuple[str, str]
+    """The question, whether or not the node is shown it, and its task."""
 
 
-def holds(hands: Mapping[NodeId, Hand], node: NodeId, step: Step) -> bool:
-    """G1: whether the paragraph of a step is among a node's documents."""
-    return node in hands and step.paragraph in hands[node].paragraphs
+def holds(hand: Hand, step: Step) -> bool:
+    """G1: whether the paragraph of a step is in a hand."""
+    return step.paragraph in hand.paragraphs
 
 
 def needed(question: Question, node: NodeId) -> tuple[int, ...]:
-    """G2: steps whose answers a node needs from elsewhere, ascending."""
+    """G2: steps whose answers a node needs, ascending."""
     if node == WRITER:
         return _decisive(question)
-    own = own_steps(question, node)
-    return tuple(sorted({n for number in own for n in question.steps[number].needs} - set(own)))
+    own = own_steps(question)[node]
+    return tuple(sorted({n for number in own for n in question.steps[number].needs}))
 
 
 def _decisive(question: Question) -> tuple[int, ...]:
@@ -92,29 +91,19 @@ def _decisive(question: Question) -> tuple[int, ...]:
     return tuple(numbers) if is_choice else last
 
 
-def is_unreadable(
-    question: Question,
-    hands: Mapping[NodeId, Hand],
-    subtasks: Mapping[NodeId, str],
-    node: NodeId,
-    step: Step,
-) -> bool:
-    """G3, but for parents: whether nothing that a node reads states a step's fact."""
-    if holds(hands, node, step):
-        return False
-    documents = hands[node].documents if node in hands else ()
-    texts = [f"{document.title}: {document.text}" for document in documents]
-    texts += [question.text, subtasks.get(node, "")]
+def is_unreadable(material: Material, step: Step) -> bool:
+    """G3: whether nothing that a node reads states the fact of a step.
+
+    What a parent reports is taken to be its own steps, and nobody else holds these.
+    """
+    texts = [f"{document.title}: {document.text}" for document in material.documents]
+    texts += material.texts
     return not any(_states(text, step) for text in texts)
 
 
-def is_unrecoverable(
-    question: Question, subtasks: Mapping[NodeId, str], node: NodeId, step: Step
-) -> bool:
-    """G4: whether a step's answer stands neither in the question nor in a node's task."""
-    if step.answer is None:
-        return True
-    return not any(contains(text, step.answer) for text in (question.text, subtasks.get(node, "")))
+def is_unrecoverable(material: Material, step: Step) -> bool:
+    """G4: whether a step's answer stands neither in the question nor in the node's task."""
+    return step.answer is None or not any(contains(text, step.answer) for text in material.texts)
 
 
 def _states(text: str, step: Step) -> bool:

@@ -10,9 +10,10 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from skeletons.multihop.hosts import RESEARCHERS
+from skeletons.multihop.dealing import own_steps
 from skeletons.multihop.questions import Question, without_note
 from skeletons.multihop.steps import REFERENCE
+from splice.records import NodeId
 
 
 class _Wording(NamedTuple):
@@ -54,14 +55,13 @@ _PEOPLE = re.compile(
 )
 
 
-def planned(question: Question) -> tuple[str, ...]:
-    """The task of each step in turn; the last task asks for all that are left.
-
-    There are fewer tasks than researchers if there are fewer steps.
-    """
-    asked = [_asked(question, number) for number in range(len(question.steps))]
-    last = len(RESEARCHERS) - 1
-    return (*asked[:last], *filter(None, [" ".join(asked[last:])]))
+def planned(question: Question) -> Mapping[NodeId, str]:
+    """The task of each researcher that has a step to look up; several steps in a row."""
+    return {
+        name: " ".join(_asked(question, number) for number in own)
+        for name, own in own_steps(question).items()
+        if own
+    }
 
 
 def _asked(question: Question, number: int) -> str:

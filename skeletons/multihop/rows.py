@@ -6,19 +6,36 @@ The format of a row is told from its fields, so a file may mix them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StringConstraints,
+)
 
-from skeletons.multihop.questions import Incomplete, Question
-from skeletons.multihop.steps import asked_steps, marked, page_steps, triple_steps
+from skeletons.multihop.questions import Incomplete, Paragraph, Question, Source, Step
+from skeletons.multihop.steps import (
+    Page,
+    Triple,
+    asked_steps,
+    marked,
+    page_steps,
+    triple_steps,
+)
 from skeletons.reading import as_row, raw_rows
 from splice.errors import DataError
 
 Text = Annotated[str, StringConstraints(pattern=r"\S")]
 """A text that says something."""
+
+_MOST_STEPS = 16
+"""Steps of a question. The data sets have up to 4."""
 
 
 class Reading(NamedTuple):
@@ -56,23 +73,19 @@ def read_questions(path: Path) -> Reading:
     return Reading(tuple(questions.values()), left_out["unanswerable"], left_out["incomplete"])
 
 
-class _Loose(BaseModel):
-    """Published files carry more than is read here."""
+_PUBLISHED_ROW = ConfigDict(frozen=True, extra="ignore")
+"""Published files carry more than is read here."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+_COMMON_ROW = ConfigDict(frozen=True, extra="forbid")
 
 
-Fact = tuple[str, int]
-Triple = tuple[Text, Text, Text]
+class _Row(BaseModel):
+    model_config = _PUBLISHED_ROW
 
-
-class _Row(_Loose):
+    id: Text
     question: Text
     answer: Text
+    answer_aliases: tuple[str, ...] = ()
 
     @property
     def is_answerable(self) -> bool:
@@ -80,78 +93,102 @@ class _Row(_Loose):
         return True
 
     def as_question(self) -> Question:
-        """The row in the form that everything after works on.
+        """The row in the form that everything after reading works on.
 
         Raises:
             Incomplete: its evidence names what is not there.
         """
         raise NotImplementedError
 
+    def _as(
+        self, source: Source, kind: str, paragraphs: tuple[Paragraph, ...], steps: tuple[Step, ...]
+    ) -> Question:
+        return Question(
+            id=self.id,
+            source=source,
+            text=self.question,
+            answer=self.answer,
+            aliases=self.answer_aliases,
+            kind=kind,
+            paragraphs=paragraphs,
+            steps=steps,
+        )
 
-class _Hotpot(_Row):
+
+class _FactsRow(_Row):
+    """A row whose evidence is marked by the titles and places of sentences."""
+
+    type: Text
+    supporting_facts: tuple[tuple[str, StrictInt], ...]
+
+    def pages(self) -> Sequence[Page]:
+        """Title and sentences of each paragraph."""
+        raise NotImplementedError
+
+    def _by_pages(self) -> Question:
+        paragraphs = marked(self.pages(), self.supporting_facts)
+        steps = page_steps(self.question, self.answer, self.type, paragraphs, self.supporting_facts)
+        return self._as("hotpotqa", self.type, paragraphs, steps)
+
+    def _by_triples(self, triples: Sequence[Triple]) -> Question:
+        paragraphs = marked(self.pages(), self.supporting_facts)
+        steps = triple_steps(self.question, self.type, triples, paragraphs, self.supporting_facts)
+        return self._as("2wiki", self.type, paragraphs, steps)
+
+
+Triples = Annotated[
+    tuple[tuple[Text, Text, Text], ...], Field(min_length=1, max_length=_MOST_STEPS)
+]
+
+
+class _Hotpot(_FactsRow):
     """HotpotQA as published, distractor setting."""
 
     id: Annotated[Text, Field(alias="_id")]
-    type: Text
-    supporting_facts: tuple[Fact, ...]
     context: tuple[tuple[str, tuple[str, ...]], ...]
 
+    def pages(self) -> Sequence[Page]:
+        return self.context
+
     def as_question(self) -> Question:
-        paragraphs = marked(self.context, self.supporting_facts)
-        return Question(
-            id=self.id,
-            source="hotpotqa",
-            text=self.question,
-            answer=self.answer,
-            kind=self.type,
-            paragraphs=paragraphs,
-            steps=page_steps(
-                self.question, self.answer, self.type, paragraphs, self.supporting_facts
-            ),
-        )
+        return self._by_pages()
 
 
 class _TwoWiki(_Hotpot):
     """2WikiMultihopQA as published."""
 
-    evidences: Annotated[tuple[Triple, ...], Field(min_length=1)]
+    evidences: Triples
 
     def as_question(self) -> Question:
-        paragraphs = marked(self.context, self.supporting_facts)
-        return Question(
-            id=self.id,
-            source="2wiki",
-            text=self.question,
-            answer=self.answer,
-            kind=self.type,
-            paragraphs=paragraphs,
-            steps=triple_steps(
-                self.question, self.type, self.evidences, paragraphs, self.supporting_facts
-            ),
-        )
+        return self._by_triples(self.evidences)
 
 
-class _MusiqueStep(_Loose):
+class _MusiqueStep(BaseModel):
+    model_config = _PUBLISHED_ROW
+
     question: Text
     answer: Text
-    paragraph_support_idx: int | None
+    paragraph_support_idx: StrictInt | None
 
 
-class _MusiquePage(_Loose):
-    idx: int
+class _MusiquePage(BaseModel):
+    model_config = _PUBLISHED_ROW
+
+    idx: StrictInt
     title: str
     paragraph_text: str
-    is_supporting: bool
+    is_supporting: StrictBool
 
 
 class _Musique(_Row):
-    """MuSiQue as published."""
+    """MuSiQue as published; the kind is the start of the id."""
 
-    id: Text
     answer_aliases: tuple[str, ...]
-    answerable: bool
+    answerable: StrictBool
     paragraphs: tuple[_MusiquePage, ...]
-    question_decomposition: Annotated[tuple[_MusiqueStep, ...], Field(min_length=1)]
+    question_decomposition: Annotated[
+        tuple[_MusiqueStep, ...], Field(min_length=1, max_length=_MOST_STEPS)
+    ]
 
     @property
     def is_answerable(self) -> bool:
@@ -165,114 +202,78 @@ class _Musique(_Row):
                 for step in self.question_decomposition
             ],
         )
-        graph, mark, _ = self.id.partition("__")
-        return Question(
-            id=self.id,
-            source="musique",
-            text=self.question,
-            answer=self.answer,
-            aliases=self.answer_aliases,
-            kind=graph if mark else f"{len(steps)}hop",
-            paragraphs=paragraphs,
-            steps=steps,
-        )
+        kind, mark, _ = self.id.partition("__")
+        return self._as("musique", kind if mark else f"{len(steps)}hop", paragraphs, steps)
 
 
-class _Common(_Row):
-    """What rows of the common format share."""
+class _CommonPage(BaseModel):
+    model_config = _COMMON_ROW
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    idx: StrictInt
+    title: str
+    sentences: tuple[str, ...]
+    is_supporting: StrictBool
 
-    id: Text
+
+class _CommonFacts(_FactsRow):
+    model_config = _COMMON_ROW
+
+    dataset: Text
+    answer_aliases: tuple[str, ...]
+    source: str | None = None
+    paragraphs: tuple[_CommonPage, ...]
+
+    def pages(self) -> Sequence[Page]:
+        return [(page.title, page.sentences) for page in self.paragraphs]
+
+
+class _CommonHotpot(_CommonFacts):
+    level: str | None = None
+
+    def as_question(self) -> Question:
+        return self._by_pages()
+
+
+class _CommonTwoWiki(_CommonFacts):
+    evidence_triples: Triples
+
+    def as_question(self) -> Question:
+        return self._by_triples(self.evidence_triples)
+
+
+class _CommonText(BaseModel):
+    model_config = _COMMON_ROW
+
+    idx: StrictInt
+    title: str
+    text: str
+    is_supporting: StrictBool
+
+
+class _CommonStep(BaseModel):
+    model_config = _COMMON_ROW
+
+    question: Text
+    answer: Text
+    paragraph_idx: StrictInt
+
+
+class _CommonMusique(_Row):
+    model_config = _COMMON_ROW
+
     dataset: Text
     answer_aliases: tuple[str, ...]
     type: Text
     source: str | None = None
-
-
-class _CommonPage(_Strict):
-    idx: int
-    title: str
-    sentences: tuple[str, ...]
-    is_supporting: bool
-
-
-class _CommonHotpot(_Common):
-    level: str | None = None
-    paragraphs: tuple[_CommonPage, ...]
-    supporting_facts: tuple[Fact, ...]
-
-    def as_question(self) -> Question:
-        pages = [(page.title, page.sentences) for page in self.paragraphs]
-        paragraphs = marked(pages, self.supporting_facts)
-        return Question(
-            id=self.id,
-            source="hotpotqa",
-            text=self.question,
-            answer=self.answer,
-            aliases=self.answer_aliases,
-            kind=self.type,
-            paragraphs=paragraphs,
-            steps=page_steps(
-                self.question, self.answer, self.type, paragraphs, self.supporting_facts
-            ),
-        )
-
-
-class _CommonTwoWiki(_Common):
-    paragraphs: tuple[_CommonPage, ...]
-    supporting_facts: tuple[Fact, ...]
-    evidence_triples: Annotated[tuple[Triple, ...], Field(min_length=1)]
-
-    def as_question(self) -> Question:
-        pages = [(page.title, page.sentences) for page in self.paragraphs]
-        paragraphs = marked(pages, self.supporting_facts)
-        return Question(
-            id=self.id,
-            source="2wiki",
-            text=self.question,
-            answer=self.answer,
-            aliases=self.answer_aliases,
-            kind=self.type,
-            paragraphs=paragraphs,
-            steps=triple_steps(
-                self.question, self.type, self.evidence_triples, paragraphs, self.supporting_facts
-            ),
-        )
-
-
-class _CommonText(_Strict):
-    idx: int
-    title: str
-    text: str
-    is_supporting: bool
-
-
-class _CommonStep(_Strict):
-    question: Text
-    answer: Text
-    paragraph_idx: int
-
-
-class _CommonMusique(_Common):
     paragraphs: tuple[_CommonText, ...]
-    decomposition: Annotated[tuple[_CommonStep, ...], Field(min_length=1)]
+    decomposition: Annotated[tuple[_CommonStep, ...], Field(min_length=1, max_length=_MOST_STEPS)]
 
     def as_question(self) -> Question:
         paragraphs, steps = asked_steps(
             [(page.idx, page.title, page.text) for page in self.paragraphs],
             [(step.question, step.answer, step.paragraph_idx) for step in self.decomposition],
         )
-        return Question(
-            id=self.id,
-            source="musique",
-            text=self.question,
-            answer=self.answer,
-            aliases=self.answer_aliases,
-            kind=self.type,
-            paragraphs=paragraphs,
-            steps=steps,
-        )
+        return self._as("musique", self.type, paragraphs, steps)
 
 
 _COMMON: Mapping[str, type[_Row]] = {

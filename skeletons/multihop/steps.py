@@ -20,8 +20,11 @@ Fact: TypeAlias = tuple[str, int]
 Triple: TypeAlias = tuple[str, str, str]
 """Subject, relation, object."""
 
-REFERENCE = re.compile(r"#(\d+)")
+REFERENCE = re.compile(r"#(\d{1,3})\b")
 """Stands for the answer of a step of MuSiQue, counted from 1."""
+
+_MOST_REFERENCES = 4
+"""References in one question, as each grows by what it refers to. MuSiQue has up to 3."""
 
 
 def marked(pages: Sequence[Page], facts: Sequence[Fact]) -> tuple[Paragraph, ...]:
@@ -126,8 +129,11 @@ def asked_steps(
     key: dict[int, set[int]] = {}
     steps: list[Step] = []
     for question, answer, number in asked:
-        needs = tuple(sorted({int(n) - 1 for n in REFERENCE.findall(question)}))
-        if number not in places or not all(0 <= n < len(steps) for n in needs):
+        referred = REFERENCE.findall(question)
+        needs = tuple(sorted({int(n) - 1 for n in referred}))
+        if number is None or number not in places or len(referred) > _MOST_REFERENCES:
+            raise Incomplete
+        if not all(0 <= n < len(steps) for n in needs):
             raise Incomplete
         place = places[number]
         full = REFERENCE.sub(lambda found: asked[int(found[1]) - 1][1], question)
@@ -185,9 +191,9 @@ def _needs(kind: str, triples: Sequence[Triple], number: int) -> tuple[int, ...]
         return finders
     if kind in ("compositional", "inference"):
         return (number - 1,)
-    half = len(triples) // 2
-    if kind == "bridge_comparison" and number >= half:
-        return (number - half,)
+    n_chains = (len(triples) + 1) // 2
+    if kind == "bridge_comparison" and number >= n_chains:
+        return (number - n_chains,)
     return ()
 
 

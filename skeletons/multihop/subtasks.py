@@ -26,8 +26,9 @@ def subtasks(question: Question, origin: Origin) -> Mapping[NodeId, str]:
     """
     tasks = dict(zip(RESEARCHERS, by_form(question.text), strict=True))
     if origin == "planned":
-        plan = dict(zip(RESEARCHERS, planned(question), strict=False))
-        tasks |= {name: task for name, task in plan.items() if not _reveals(question, task)}
+        tasks |= {
+            name: task for name, task in planned(question).items() if not _reveals(question, task)
+        }
     return tasks
 
 
