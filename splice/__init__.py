@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from splice.diagnosis import diagnose
     from splice.errors import (
         BudgetExceeded,
+        DataError,
         ModelError,
         PromptError,
         QueryError,
@@ -53,12 +54,14 @@ if TYPE_CHECKING:
     from splice.store import TraceStore
     from splice.tools import tool
     from splice.workflow import Agent, Function, Tool, Workflow, load_workflow
+    from splice.workload import Example, Workload
 
 _HOME = {
     "splice.api": ("arepair", "arepair_many", "arun", "repair", "repair_many", "run"),
     "splice.diagnosis": ("diagnose",),
     "splice.errors": (
         "BudgetExceeded",
+        "DataError",
         "ModelError",
         "PromptError",
         "QueryError",
@@ -96,6 +99,7 @@ _HOME = {
     "splice.store": ("TraceStore",),
     "splice.tools": ("tool",),
     "splice.workflow": ("Agent", "Function", "Tool", "Workflow", "load_workflow"),
+    "splice.workload": ("Example", "Workload"),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
@@ -106,8 +110,10 @@ __all__ = [
     "BudgetExceeded",
     "CachedModel",
     "Case",
+    "DataError",
     "Document",
     "Endpoint",
+    "Example",
     "Function",
     "Limits",
     "LocalModel",
@@ -137,6 +143,7 @@ __all__ = [
     "WeightsError",
     "Workflow",
     "WorkflowError",
+    "Workload",
     "WriteBlocked",
     "__version__",
     "arepair",

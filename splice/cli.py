@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from splice import evaluate_cli, models_cli
+from splice import evaluate_cli, models_cli, selfcheck_cli
 from splice._version import __version__
 from splice.errors import SettingsError, SpliceError, StoreError
 
@@ -39,6 +39,7 @@ trace_app = typer.Typer(help="Read recorded runs.", no_args_is_help=True, rich_m
 app.add_typer(trace_app, name="trace")
 app.add_typer(models_cli.app, name="models")
 app.command()(evaluate_cli.evaluate)
+app.command()(selfcheck_cli.selfcheck)
 
 WorkflowPath = Annotated[
     Path, typer.Argument(metavar="WORKFLOW", help="A workflow as a TOML file.")

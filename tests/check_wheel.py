@@ -18,7 +18,15 @@ WANTED = {
     "probes/py.typed",
     "selector_training/py.typed",
     "splice/prompts/agent_task.txt",
+    "splice/prompts/compare_answers.txt",
     "splice/templates/result.html.j2",
+    "skeletons/multihop/parallel.toml",
+    "skeletons/plancraft/host.toml",
+    "skeletons/toolbench/judge.txt",
+    *(
+        f"skeletons/topologies/{path.name}"
+        for path in (ROOT / "skeletons/topologies").glob("*.toml")
+    ),
     "splice/sample/workflow.toml",
     "splice/sample/queries.jsonl",
     "splice/sample/documents/routes.txt",
@@ -32,6 +40,13 @@ write_sample(pathlib.Path("sample"))
 workflow = splice.load_workflow("sample/workflow.toml")
 model = ScriptedModel(lambda request: "not found")
 print(repair(workflow, "Where do I change planes?", model=model))
+import skeletons
+from splice.workload import find_loader, workload_names
+assert len(skeletons.names()) == 9
+assert [skeletons.load(name).name for name in skeletons.names()] == list(skeletons.names())
+assert len(workload_names()) == 7
+for name in workload_names():
+    find_loader(name)
 """
 
 

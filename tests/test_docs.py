@@ -13,7 +13,14 @@ import splice
 from splice.cli import app
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted(
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "skeletons").glob("*/README.md"),
+    ]
+)
 
 
 def blocks(page: Path, language: str) -> list[str]:

@@ -48,10 +48,13 @@ ORDER = (
     "policies",
     "evaluation",
     "evaluation_table",
+    "worlds",
+    "selfcheck",
     "sample",
     "code",
     "models_cli",
     "evaluate_cli",
+    "selfcheck_cli",
     "cli",
     "__main__",
 )

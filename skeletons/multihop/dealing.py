@@ -7,12 +7,14 @@ for a question wherever and whenever it is loaded.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
 from skeletons.multihop.hosts import RESEARCHERS
 from skeletons.multihop.questions import Paragraph, Question
 from splice.records import Document, NodeId
+from splice.text import contains
 
 SEED = 20261130
 """Together with a question's id it decides the dealing."""
@@ -37,54 +39,120 @@ class Hand(NamedTuple):
     """What one researcher holds."""
 
     paragraphs: tuple[int, ...]
-    """Places of the paragraphs in the question."""
+    """Places of those paragraphs of the question that it holds, ascending."""
     documents: tuple[Document, ...]
-    """The paragraphs as the researcher reads them, in the same order."""
+    """What it reads, in its order; it may hold evidence of other questions as well."""
+
+
+Archive: TypeAlias = Mapping[str, Sequence[tuple[str, Paragraph]]]
+"""By relation: evidence of last steps, each with the id of its question."""
+
+
+def archive(questions: Iterable[Question]) -> Archive:
+    """The paragraphs that answer last steps, from which hard distractors are taken."""
+    found: dict[str, list[tuple[str, Paragraph]]] = {}
+    for question in questions:
+        for step in question.steps:
+            if step.needs and step.relation is not None:
+                page = question.paragraphs[step.paragraph]
+                found.setdefault(step.relation, []).append((question.id, page))
+    return found
 
 
 def own_steps(question: Question) -> Mapping[NodeId, tuple[int, ...]]:
-    """The steps that each researcher is to look up, by their places.
+    """The steps that each researcher is asked for, by their places.
 
-    Researcher k looks up what stands in the k-th paragraph that the steps need; the last one looks
-    up all the rest.
+    In a question of two stages (one step needs another, or two are compared) the first researcher
+    is asked for the first stage, and both others for the second: neither knows which of them holds
+    its evidence. In a longer one, researcher k is asked for what stands in the k-th paragraph that
+    the steps need, and the last one for all the rest.
     """
-    last = len(RESEARCHERS) - 1
+    first, second, third = RESEARCHERS
     pages = list(dict.fromkeys(step.paragraph for step in question.steps))
-    owners = [min(pages.index(step.paragraph), last) for step in question.steps]
-    return {
-        name: tuple(n for n, owner in enumerate(owners) if owner == place)
-        for place, name in enumerate(RESEARCHERS)
-    }
+    stages = _stages(question)
+    numbers = range(len(question.steps))
+    if max(stages) > 1:
+        owners = [min(pages.index(step.paragraph), 2) for step in question.steps]
+        return {
+            name: tuple(n for n in numbers if owners[n] == place)
+            for place, name in enumerate(RESEARCHERS)
+        }
+    if max(stages) == 1:
+        early = tuple(n for n in numbers if stages[n] == 0)
+    else:
+        early = tuple(n for n in numbers if question.steps[n].paragraph == pages[0])
+    late = tuple(n for n in numbers if n not in early)
+    return {first: early, second: late, third: late}
 
 
-def deal(question: Question) -> Mapping[NodeId, Hand]:
+def _stages(question: Question) -> list[int]:
+    """Steps that come before each step, along the longest way."""
+    stages: list[int] = []
+    for step in question.steps:
+        stages.append(1 + max((stages[n] for n in step.needs), default=-1))
+    return stages
+
+
+def deal(question: Question, others: Archive = MappingProxyType({})) -> Mapping[NodeId, Hand]:
     """The hand of each researcher.
 
-    It holds the paragraphs of its steps and distractors; the last one holds any other supporting
-    paragraph as well. No paragraph is dealt twice.
+    It holds the paragraphs of its steps and distractors. Of two researchers who are asked for the
+    same steps, one holds their evidence, drawn by the seed. The distractors beside evidence that
+    can't be told without an earlier step's answer say the same of others: in an archive with one
+    entry there would be nothing to look for. No paragraph of the question is dealt twice.
+
+    Args:
+        question: the question.
+        others: evidence of other questions; empty: all distractors are the question's own.
     """
     rng = random.Random(f"{SEED}:{question.id}")
-    others = [n for n, page in enumerate(question.paragraphs) if not page.is_supporting]
-    rng.shuffle(others)
+    spare = [n for n, page in enumerate(question.paragraphs) if not page.is_supporting]
+    rng.shuffle(spare)
     hands = {}
-    for place, evidence in enumerate(_evidence(question)):
-        own = [*evidence, *others[place :: len(RESEARCHERS)][:N_DISTRACTORS]]
-        rng.shuffle(own)
-        documents = _documents([question.paragraphs[n] for n in own])
-        hands[RESEARCHERS[place]] = Hand(tuple(own), documents)
+    for place, (name, evidence) in enumerate(_evidence(question, rng).items()):
+        foreign = _alike(question, evidence, others, rng)
+        own = spare[place :: len(RESEARCHERS)][: N_DISTRACTORS - len(foreign)]
+        pages = [*(question.paragraphs[n] for n in (*evidence, *own)), *foreign]
+        rng.shuffle(pages)
+        hands[name] = Hand(tuple(sorted((*evidence, *own))), _documents(pages))
     return hands
 
 
-def _evidence(question: Question) -> list[list[int]]:
+def _evidence(question: Question, rng: random.Random) -> Mapping[NodeId, list[int]]:
     """Places of the supporting paragraphs of each researcher."""
-    dealt = [
-        list(dict.fromkeys(question.steps[n].paragraph for n in own))
-        for own in own_steps(question).values()
-    ]
-    used = {n for evidence in dealt for n in evidence}
+    own = own_steps(question)
+    first, second, third = RESEARCHERS
+    holder = third
+    if own[second] == own[third]:
+        holder, other = rng.sample((second, third), 2)
+        own = {**own, other: ()}
+    dealt = {
+        name: list(dict.fromkeys(question.steps[n].paragraph for n in numbers))
+        for name, numbers in own.items()
+    }
+    used = {n for evidence in dealt.values() for n in evidence}
     supporting = [n for n, page in enumerate(question.paragraphs) if page.is_supporting]
-    dealt[-1] += [n for n in supporting if n not in used]
+    dealt[holder] += [n for n in supporting if n not in used]
+    if own[first]:
+        shared = set(dealt[first])
+        dealt[holder] = [n for n in dealt[holder] if n not in shared]
     return dealt
+
+
+def _alike(
+    question: Question, evidence: Sequence[int], others: Archive, rng: random.Random
+) -> list[Paragraph]:
+    """Paragraphs that say of others what the evidence says, where an earlier step tells of whom."""
+    told = [step for step in question.steps if step.needs and step.paragraph in evidence]
+    titles = {page.title for page in question.paragraphs}
+    answers = [question.answer, *(step.answer for step in question.steps if step.answer)]
+    found: dict[str, Paragraph] = {}
+    for step in told:
+        for owner, page in others.get(step.relation or "", ()):
+            is_other = owner != question.id and page.title not in titles
+            if is_other and not any(contains(page.text, answer) for answer in answers):
+                found.setdefault(page.title, page)
+    return rng.sample(list(found.values()), min(N_DISTRACTORS, len(found)))
 
 
 def _documents(pages: Sequence[Paragraph]) -> tuple[Document, ...]:

@@ -1,7 +1,7 @@
 """Tasks from the form of a question alone.
 
 The rules see the question's text and nothing else: no annotation, no answer. A question whose form
-no rule knows is given to the researchers as a whole, one to find what it describes without a name
+no rule knows is given to all as a whole, one to find what it describes without a name
 and one to find what it asks about that.
 """
 
@@ -16,19 +16,18 @@ _LONGEST_KNOWN = 500
 
 
 class Tasks(NamedTuple):
-    """What the three researchers are asked."""
+    """What is to be looked up first, and what then."""
 
     first: str
-    second: str
-    third: str
+    then: str
 
 
 def by_form(text: str) -> Tasks:
-    """The tasks of the three researchers.
+    """The tasks of the first researcher and of both others.
 
-    >>> by_form("When was the performer of song Dream born?")[:2]
+    >>> tuple(by_form("When was the performer of song Dream born?"))
     ('Who is the performer of Dream?', 'When was this person born?')
-    >>> by_form("Who is older, Ann Lee or Bo Day?")[:2]
+    >>> tuple(by_form("Who is older, Ann Lee or Bo Day?"))
     ('When was Ann Lee born?', 'When was Bo Day born?')
     """
     text = " ".join(text.split())
@@ -39,15 +38,10 @@ def by_form(text: str) -> Tasks:
     return _unknown(text)
 
 
-def _whole(text: str) -> str:
-    return f"Answer this question if you can: {text}"
-
-
 def _unknown(text: str) -> Tasks:
     return Tasks(
         f"Which person, place or thing does this question describe without its name? {text}",
         f"Find the detail that this question asks for: {text}",
-        _whole(text),
     )
 
 
@@ -124,8 +118,8 @@ def _compared_directors(text: str) -> Tasks | None:
     else:
         return None
     asked = _look_up(what, f"the director of {a}"), _look_up(what, f"the director of {b}")
-    third = " ".join(filter(None, asked)) or _whole(text)
-    return Tasks(f"Who is the director of {a}?", f"Who is the director of {b}?", third)
+    then = " ".join(filter(None, asked)) or f"Find the detail that this question asks for: {text}"
+    return Tasks(f"Who is the director of {a}? Who is the director of {b}?", then)
 
 
 def _compared(text: str) -> Tasks | None:
@@ -137,7 +131,7 @@ def _compared(text: str) -> Tasks | None:
         or f"What is said about {thing} that helps with this question? {text}"
         for thing in (found["a"], found["b"])
     )
-    return Tasks(first, second, _whole(text))
+    return Tasks(first, second)
 
 
 # One thing is found by way of another.
@@ -182,7 +176,6 @@ def _related(text: str) -> Tasks | None:
     return Tasks(
         f"Who is the {by_way_of} of {found['name']}?",
         f"Who is the {relative} of this person?",
-        _whole(text),
     )
 
 
@@ -227,7 +220,6 @@ def _by_way_of_relation(text: str) -> Tasks | None:
     return Tasks(
         f"{'Who' if is_person else 'What'} is the {found['noun']} of {found['name']}?",
         f"{head} {thing}{found['tail']}?".replace(" 's", "'s"),
-        _whole(text),
     )
 
 
@@ -252,7 +244,6 @@ def _by_way_of_clause(text: str) -> Tasks | None:
     return Tasks(
         f"{'Who' if clause.startswith('who ') else 'What'} is the {noun} {clause}?",
         f"{found['head']} this {noun}?",
-        _whole(text),
     )
 
 

@@ -3,8 +3,8 @@
 A missing edge from u to w is a gap if for some step i:
 
     G1  u holds i: the paragraph of step i is among its documents;
-    G2  w needs i: a step of w needs the answer of step i, or w is the writer and the answer to the
-        question needs step i;
+    G2  w needs i: a step that w is asked for, and whose paragraph it holds, needs the answer of
+        step i; or w is the writer and the answer to the question needs step i;
     G3  w can't read i: no document of w, nor the question, nor its task states i (has both what i
         is about and its answer); what parents report is taken to be their own steps;
     G4  w can't recover i: its answer stands neither in the question nor in w's task.
@@ -50,7 +50,7 @@ def gap_edges(
             holds(hands[source], question.steps[number])
             and is_unreadable(material, question.steps[number])
             and is_unrecoverable(material, question.steps[number])
-            for number in needed(question, receiver)
+            for number in needed(question, receiver, hands)
         ):
             found.append((source, receiver))
     return tuple(found)
@@ -70,11 +70,15 @@ def holds(hand: Hand, step: Step) -> bool:
     return step.paragraph in hand.paragraphs
 
 
-def needed(question: Question, node: NodeId) -> tuple[int, ...]:
-    """G2: steps whose answers a node needs, ascending."""
+def needed(question: Question, node: NodeId, hands: Mapping[NodeId, Hand]) -> tuple[int, ...]:
+    """G2: steps whose answers a node needs, ascending.
+
+    A researcher who is asked for what it does not hold could do nothing with them.
+    """
     if node == WRITER:
         return _decisive(question)
-    own = own_steps(question)[node]
+    asked = own_steps(question)[node]
+    own = [number for number in asked if holds(hands[node], question.steps[number])]
     return tuple(sorted({n for number in own for n in question.steps[number].needs}))
 
 

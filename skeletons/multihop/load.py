@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from skeletons.multihop import hosts
-from skeletons.multihop.dealing import deal
+from skeletons.multihop.dealing import Archive, archive, deal
 from skeletons.multihop.gaps import gap_edges
 from skeletons.multihop.hosts import Host
 from skeletons.multihop.questions import Question
@@ -67,12 +67,15 @@ def load(data: Path | None, *, split: Split, options: Options) -> Workload:
             "decomposition; use 'form'"
         )
     workflow = hosts.workflow(host)
+    others = archive(reading.questions)
     sources = "+".join(sorted({question.source for question in reading.questions}))
     return Workload(
         name=f"multihop/{sources}/{host}/{origin}",
         about=_about(host, origin, reading),
         workflow=workflow,
-        examples=tuple(_example(question, workflow, origin) for question in reading.questions),
+        examples=tuple(
+            _example(question, workflow, origin, others) for question in reading.questions
+        ),
         metrics=METRICS,
         score=score,
         sources={path.name: sha256(path)},
@@ -94,8 +97,8 @@ def _file(data: Path, split: Split) -> Path:
     raise DataError(f"{data}: neither {' nor '.join(names)} is there")
 
 
-def _example(question: Question, workflow: Workflow, origin: Origin) -> Example:
-    hands = deal(question)
+def _example(question: Question, workflow: Workflow, origin: Origin, others: Archive) -> Example:
+    hands = deal(question, others)
     tasks = subtasks(question, origin)
     return Example(
         query=Query(

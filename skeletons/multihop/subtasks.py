@@ -24,7 +24,8 @@ def subtasks(question: Question, origin: Origin) -> Mapping[NodeId, str]:
     A planned task that would give a step's answer away, as the same name may stand in the wording
     of another step, is replaced by the one from the form.
     """
-    tasks = dict(zip(RESEARCHERS, by_form(question.text), strict=True))
+    first, then = by_form(question.text)
+    tasks = dict(zip(RESEARCHERS, (first, then, then), strict=True))
     if origin == "planned":
         tasks |= {
             name: task for name, task in planned(question).items() if not _reveals(question, task)
