@@ -94,7 +94,7 @@ def _most_concerned(workflow: Workflow, trace: Trace) -> frozenset[NodeId]:
 
 WEIGHTS: Mapping[str, float] = {
     "w_declines": 2.0,
-    "bridge": 2.0,
+    "bridge": 3.0,
     "named_held": 1.0,
     "fills": 1.0,
     "relevance": 1.5,
@@ -103,8 +103,9 @@ WEIGHTS: Mapping[str, float] = {
     "dist_t": -0.3,
     "u_silent": -3.0,
 }
-"""Hand-set weights of a logistic score. A declining receiver and an item that the source has found
-and the receiver's own documents know are the strongest signs; distance to the end dilutes."""
+"""Hand-set weights of a logistic score. An item that the source has found and the receiver's own
+documents know is the strongest sign: it says that this edge supplies something. A declining receiver
+says only that something is missing, and comes next; distance to the end dilutes."""
 
 INTERCEPT = -2.5
 """With no sign at all an edge changes the answer rarely."""
@@ -180,7 +181,7 @@ def bridges(workflow: Workflow, trace: Trace, edge: CandidateEdge) -> tuple[str,
     question is about.
     """
     documents = "\n".join(
-        document.text for document in workflow.private(edge.receiver, trace.query)
+        document.shown for document in workflow.private(edge.receiver, trace.query)
     )
     heard = told(workflow, trace, edge.receiver)
     named = named_items(emitted(trace.by_node[edge.source]))

@@ -152,7 +152,7 @@ def evidence_of(workflow: Workflow, base: Trace, trial: Trial) -> Evidence:
         trial,
         query=base.query,
         subtask=workflow.subtask(receiver, base.query),
-        private=[doc.text for doc in workflow.private(receiver, base.query)],
+        private=[doc.shown for doc in workflow.private(receiver, base.query)],
         edges=workflow.edges,
     )
 

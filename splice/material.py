@@ -64,7 +64,7 @@ def readable(workflow: Workflow, trace: Trace, node: NodeId) -> str:
     """
     run = trace.by_node[node]
     parts = [told(workflow, trace, node)]
-    parts += [document.text for document in workflow.private(node, trace.query)]
+    parts += [document.shown for document in workflow.private(node, trace.query)]
     parts += [call.result for call in run.tool_calls]
     return "\n".join(parts)
 

@@ -117,6 +117,11 @@ class Document(Record):
     text: str
     title: str | None = None
 
+    @property
+    def shown(self) -> str:
+        """Title and text, as the node reads them."""
+        return f"[{self.title}]\n{self.text}" if self.title else self.text
+
 
 def _documents(value: object) -> object:
     """Let plain strings stand for documents without a title."""

@@ -38,8 +38,7 @@ def parent_block(run: NodeRun) -> str:
 
 def documents_block(documents: Sequence[Document]) -> str:
     """A node's private documents."""
-    texts = [f"[{doc.title}]\n{doc.text}" if doc.title else doc.text for doc in documents]
-    return render("agent_documents", documents=quote("\n\n".join(texts)))
+    return render("agent_documents", documents=quote("\n\n".join(doc.shown for doc in documents)))
 
 
 def message_block(message: SpliceMessage) -> str:

@@ -13,7 +13,7 @@ import splice
 from splice import diagnosis
 from splice.abstention import wire
 from splice.diagnosis import base_score, diagnose, edge_features, find_gap, score_edge
-from splice.material import material
+from splice.material import material, readable
 from splice.models.scripted import ScriptedModel
 from splice.records import (
     Abstention,
@@ -98,6 +98,33 @@ def desk(*others: Agent, **more: Any) -> Workflow:
     """Nodes that don't hear each other, and a desk that hears all."""
     edges = " ".join(f"{node.id}>desk" for node in others)
     return flow(*others, agent("desk", "Answer the question."), edges=edges, **more)
+
+
+# --- what documents know ---
+
+
+def test_the_title_of_a_document_is_known_to_its_reader_like_its_text() -> None:
+    singer = agent("singer", "Who sings Indian Sunset?")
+    birth = Agent(
+        id="birth",
+        role="You look up births.",
+        subtask="Where was the singer born?",
+        documents=(Document(title="Elton John", text="He was born in Pinner."),),
+    )
+    flat = agent("flat", "Where was the singer born?", "Somebody was born in Riga.")
+    workflow = desk(singer, birth, flat)
+    said: dict[str, str | Abstention | None] = {
+        "singer": "Elton John",
+        "birth": "Baltimore",
+        "flat": lacks("not found"),
+        "desk": "Baltimore",
+    }
+    trace = traced(workflow, said)
+    edges = {(e.source, e.receiver): e for e in workflow.candidate_edges}
+    assert diagnosis.bridges(workflow, trace, edges["singer", "birth"]) == ("Elton John",)
+    assert "Elton John" in readable(workflow, trace, "birth")
+    # What the edge supplies counts more than that somebody else declined.
+    assert pairs(diagnose(workflow, trace))[0] == ("singer", "birth")
 
 
 # --- candidate edges -------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Tasks from the form of a question alone.
 
 The rules see the question's text and nothing else: no annotation, no answer. A question whose form
-no rule knows is given to all as a whole, one to find what it describes without a name
-and one to find what it asks about that.
+no rule knows is given as a whole: first to find what it describes without a name, then to find what
+it asks about that.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ _LONGEST_KNOWN = 500
 
 
 class Tasks(NamedTuple):
-    """What is to be looked up first, and what then."""
+    """What is to be looked up, in two stages."""
 
     first: str
     then: str
+    """With no answer of the first stage in it."""
 
 
 def by_form(text: str) -> Tasks:
-    """The tasks of the first researcher and of both others.
+    """What to look up for a question, and in which order.
 
     >>> tuple(by_form("When was the performer of song Dream born?"))
     ('Who is the performer of Dream?', 'When was this person born?')
@@ -41,8 +42,12 @@ def by_form(text: str) -> Tasks:
 def _unknown(text: str) -> Tasks:
     return Tasks(
         f"Which person, place or thing does this question describe without its name? {text}",
-        f"Find the detail that this question asks for: {text}",
+        _detail(text),
     )
+
+
+def _detail(text: str) -> str:
+    return f"Find the detail that this question asks for: {text}"
 
 
 # Two things are compared.
@@ -118,7 +123,7 @@ def _compared_directors(text: str) -> Tasks | None:
     else:
         return None
     asked = _look_up(what, f"the director of {a}"), _look_up(what, f"the director of {b}")
-    then = " ".join(filter(None, asked)) or f"Find the detail that this question asks for: {text}"
+    then = " ".join(filter(None, asked)) or _detail(text)
     return Tasks(f"Who is the director of {a}? Who is the director of {b}?", then)
 
 

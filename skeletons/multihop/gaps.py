@@ -73,7 +73,7 @@ def holds(hand: Hand, step: Step) -> bool:
 def needed(question: Question, node: NodeId, hands: Mapping[NodeId, Hand]) -> tuple[int, ...]:
     """G2: steps whose answers a node needs, ascending.
 
-    A researcher who is asked for what it does not hold could do nothing with them.
+    A researcher has no use for an answer where it doesn't hold the paragraph to look up with it.
     """
     if node == WRITER:
         return _decisive(question)

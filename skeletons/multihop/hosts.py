@@ -11,7 +11,7 @@ from splice.workflow import Workflow, load_workflow
 Host: TypeAlias = Literal["parallel", "chain"]
 
 RESEARCHERS = ("first", "second", "third")
-"""Nodes with private paragraphs, in the order of the steps that they look up."""
+"""Nodes with private paragraphs; what the first one finds the others may need."""
 
 WRITER = "writer"
 """The only node that reads the question."""

@@ -38,7 +38,10 @@ _ABOUT_SUBTASKS: Mapping[str, str] = {
     "form": "Their tasks come from the form of the question alone",
     "planned": "Their tasks come from the annotated decomposition, without any answer in it",
 }
-_ABOUT_DEALING = "who holds which paragraph follows the annotation."
+_ABOUT_DEALING = (
+    "who holds which paragraph follows the annotation, and a draw decides which of the last two "
+    "holds what both are asked for."
+)
 
 
 def load(data: Path | None, *, split: Split, options: Options) -> Workload:

@@ -19,7 +19,7 @@ Origin: TypeAlias = Literal["form", "planned"]
 
 
 def subtasks(question: Question, origin: Origin) -> Mapping[NodeId, str]:
-    """The task of each researcher.
+    """The task of each researcher; from the form, both later ones have the same.
 
     A planned task that would give a step's answer away, as the same name may stand in the wording
     of another step, is replaced by the one from the form.
