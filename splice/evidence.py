@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 from splice.abstention import parse_reply
 from splice.material import delivered
 from splice.records import Edge, Evidence, NodeId, NodeRun, Query, Trace, Trial
-from splice.text import is_refusal, last_answer_line, norm, numbers, token_f1, words
+from splice.text import contains, is_refusal, last_answer_line, norm, numbers, token_f1, words
 
 Units: TypeAlias = Callable[[str], frozenset[str]]
 """What a text is made of: its content words, or its numbers."""
@@ -48,6 +48,7 @@ def gather_evidence(
     readable = _readable(base, before, query=query, subtask=subtask, private=private)
     w = _compare(words, old=old, new=new, message=message.text, readable=readable)
     n = _compare(numbers, old=old, new=new, message=message.text, readable=readable)
+    pointed_at = _pointed_at(message.focus, private)
     old_answer, new_answer = _answer_text(base.answer), _answer_text(trial.trace.answer)
     is_moved = norm(old) != norm(new)
     was_refusal, is_now_refusal = is_refusal(old_answer), is_refusal(new_answer)
@@ -63,6 +64,8 @@ def gather_evidence(
         uptake=_share(w.added & w.message, w.message),
         is_ignored=not (w.added & w.message or n.added & n.message),
         del_supported=_share(w.dropped & w.readable, w.dropped),
+        focus_new=_share((w.added | n.added) & pointed_at, w.added | n.added),
+        focus_old=_share((w.dropped | n.dropped) & pointed_at, w.dropped | n.dropped),
         num_msg=_share(n.added & n.message, n.added),
         num_ctx=_share(n.added & (n.readable - n.message), n.added),
         num_untraceable=_share(n.added - n.message - n.readable, n.added),
@@ -116,6 +119,14 @@ def _readable(
     returned = [call.result for call in receiver.tool_calls] if receiver is not None else []
     heard = [delivered(base.by_node.get(parent)) for parent in parents]
     return [query.text, subtask, *heard, *private, *returned]
+
+
+def _pointed_at(focus: str | None, private: Sequence[str]) -> frozenset[str]:
+    """Words and numbers of the receiver's documents that name the message's focus."""
+    if focus is None:
+        return frozenset()
+    found = [text for text in private if contains(text, focus)]
+    return frozenset().union(*map(words, found), *map(numbers, found))
 
 
 def _declines(run: NodeRun | None) -> bool:
@@ -212,6 +223,8 @@ def evidence_block(evidence: Evidence) -> str:
         f"{_two(e.ctx_only)}, both {_two(e.both)}, neither {_two(e.untraceable)}",
         f"uptake: {_two(e.uptake)} of the message's words, message ignored {_yes(e.is_ignored)}",
         f"loss: {_two(e.del_supported)} of the dropped words are in the receiver's own context",
+        f"documents about what the message names: {_two(e.focus_new)} of what was added, "
+        f"{_two(e.focus_old)} of what was dropped",
         f"origin of added numbers: message {_two(e.num_msg)}, own context {_two(e.num_ctx)}, "
         f"neither {_two(e.num_untraceable)}; share of numbers dropped {_two(e.num_dropped)}",
         f"survival of added words: {', '.join([*depths, f'answer {_two(e.surv_final)}'])}; "

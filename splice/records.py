@@ -567,6 +567,10 @@ class Evidence(Record):
     """The receiver added no word and no number of the message."""
     del_supported: Probability
     """Share of dropped words that the receiver's own context supports."""
+    focus_new: Probability
+    focus_old: Probability
+    """Share of the added, and of the dropped, words and numbers that stand in those of the
+    receiver's documents which name what the message is about."""
     num_msg: Probability
     num_ctx: Probability
     num_untraceable: Probability

@@ -68,6 +68,11 @@ def _survives(evidence: Evidence) -> bool:
     return evidence.surv_final > 0 or not evidence.n_add
 
 
+def _looked_up(evidence: Evidence) -> float:
+    """How much more of the new content than of the old stands where the message points to."""
+    return max(0.0, evidence.focus_new - evidence.focus_old)
+
+
 def _is_resolved(case: SelectorInput) -> bool:
     return case.evidence.is_abstention_resolved or case.evidence.is_answer_refusal_resolved
 
@@ -98,6 +103,12 @@ RULES: tuple[Rule, ...] = (
         beneficial=2.0,
     ),
     Rule(
+        "The new content stands in the receiver's documents about what the message names, and the "
+        "old did not: it looked up the right entry instead of another.",
+        lambda case: _survives(case.evidence) * _looked_up(case.evidence),
+        beneficial=2.0,
+    ),
+    Rule(
         "An answer that said something is replaced: the trials that broke answers were those in "
         "which the receiver had answered already.",
         _replaced,
@@ -124,14 +135,15 @@ RULES: tuple[Rule, ...] = (
         harmful=1.5,
     ),
     Rule(
-        "The receiver dropped words that its own context supports: it gave up something right.",
-        lambda case: case.evidence.del_supported,
+        "The receiver dropped words that its own context supports: it gave up something right, "
+        "unless these words are about something else than the message names.",
+        lambda case: case.evidence.del_supported * (1 - _looked_up(case.evidence)),
         harmful=1.0,
     ),
     # Only mildly: a receiver that looks up what the message named need not repeat it.
     Rule(
         "Nothing of the message shows in the receiver's reply, so the change may be chance.",
-        lambda case: float(case.evidence.is_ignored),
+        lambda case: float(case.evidence.is_ignored) * (1 - _looked_up(case.evidence)),
         neutral=1.0,
         harmful=0.5,
     ),

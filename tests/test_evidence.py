@@ -83,12 +83,14 @@ def evidence(
     private: Sequence[str] = (),
     returned: Sequence[str] = (),
     edges: Sequence[Edge] = EDGES,
+    focus: str | None = None,
 ) -> Evidence:
     base = trace(before, answers[0], edges=edges, returned=returned)
     told = SpliceMessage(
         source="source",
         receiver="receiver",
         key=MessageLine(text=message, spans=()),
+        focus=focus,
         writer="extractive",
     )
     trial = Trial(
@@ -162,6 +164,23 @@ def test_a_dropped_word_is_supported_if_the_receiver_could_read_it() -> None:
     # Dropped: archive (plan), director (question), museum (nowhere).
     assert found.n_del == 3
     assert found.del_supported == pytest.approx(2 / 3)
+
+
+def test_what_was_looked_up_stands_in_the_documents_that_the_message_names() -> None:
+    private = ["[Ada Quist]\nBorn in Doha in 1901.", "[Bo Renner]\nBorn in Lima in 1902."]
+
+    def found(before: str, after: str, focus: str | None) -> tuple[float, float]:
+        told = evidence(
+            {"receiver": before}, {"receiver": after}, private=private, focus=focus, message="So"
+        )
+        return told.focus_new, told.focus_old
+
+    assert found("Lima, 1902", "Doha, 1901", "Ada Quist") == (1.0, 0.0)
+    assert found("Lima, 1902", "Doha, 1901", "Bo Renner") == (0.0, 1.0)
+    assert found("Lima", "Doha zebra", "Ada Quist") == (0.5, 0.0)
+    assert found("Lima, 1902", "Doha, 1901", "Cy Twist") == (0.0, 0.0)
+    assert found("Lima, 1902", "Doha, 1901", None) == (0.0, 0.0)
+    assert found("1902", "1901", "Ada Quist") == (1.0, 0.0)
 
 
 def test_numbers_come_from_the_message_else_from_the_context_else_from_nowhere() -> None:
@@ -326,6 +345,7 @@ def test_the_block_is_one_line_a_group_with_two_decimals() -> None:
         "origin of added words: message only 1.00, own context only 0.00, both 0.00, neither 0.00",
         "uptake: 0.67 of the message's words, message ignored no",
         "loss: 0.00 of the dropped words are in the receiver's own context",
+        "documents about what the message names: 0.00 of what was added, 0.00 of what was dropped",
         "origin of added numbers: message 0.00, own context 0.00, neither 1.00; "
         "share of numbers dropped 0.00",
         "survival of added words: depth 1 0.25, depth 2 0.00, answer 0.50; absorbed no",
@@ -372,4 +392,4 @@ def test_origins_partition_what_was_added_and_the_rest_is_in_range(
     assert found.n_add >= 0
     assert not (found.is_answer_refusal_resolved and found.is_answer_refusal_new)
     assert found == evidence(before, after, message=message, answers=answers)
-    assert len(evidence_block(found).splitlines()) == 10
+    assert len(evidence_block(found).splitlines()) == 11

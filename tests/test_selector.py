@@ -148,6 +148,8 @@ NOTHING = Evidence(
     uptake=0,
     is_ignored=False,
     del_supported=0,
+    focus_new=0,
+    focus_old=0,
     num_msg=0,
     num_ctx=0,
     num_untraceable=0,
@@ -227,6 +229,21 @@ async def test_a_substantive_answer_gives_way_to_strong_traceability_alone() -> 
     assert await action(case(**REVISED), base_score=0.8) == "retain"
 
 
+async def test_another_entry_gives_way_to_the_one_that_the_message_names() -> None:
+    other_entry = {
+        **REVISED,
+        "msg_only": 0.0,
+        "ctx_only": 1.0,
+        "is_ignored": True,
+        "n_del": 2,
+        "del_supported": 1.0,
+    }
+    assert await action(case(**other_entry), base_score=0.5) == "retain"
+    named = {**other_entry, "focus_new": 1.0}
+    assert await action(case(**named), base_score=0.5) == "adopt"
+    assert await action(case(**named, focus_old=1.0), base_score=0.5) == "retain"
+
+
 async def test_a_mostly_made_up_revision_that_drops_what_was_known_is_retained() -> None:
     bad = {**REVISED, "msg_only": 0.24, "untraceable": 0.76, "del_supported": 0.6, "n_del": 5}
     assert await action(case(**bad), base_score=0.1) == "retain"
@@ -264,6 +281,7 @@ async def test_each_warning_lowers_the_odds(
         {"ctx_only": 0.2, "untraceable": 0.0},
         {"both": 0.2, "untraceable": 0.0},
         {"ans_change": 0.2},
+        {"focus_new": 1.0},
     ],
     ids=lambda change: "+".join(change),
 )
