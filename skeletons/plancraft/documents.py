@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from skeletons.plancraft.recipes import Need, Recipe, RecipeBook
@@ -12,6 +12,8 @@ from skeletons.plancraft.recipes import Need, Recipe, RecipeBook
 MAX_RECIPES: Final = 12
 MAX_RECIPE_CHARACTERS: Final = 640
 """Bounds of the recipe document: a small model reads some 200 tokens well."""
+MAX_KINDS: Final = 10
+"""Kinds of items that the inventory document names; more only if more could be of use."""
 MAX_PER_ITEM: Final = 2
 """Ways to make one item that are listed."""
 MAX_OPTIONS: Final = 3
@@ -40,6 +42,11 @@ class Cookbook:
                     todo += sorted(new)
             self._closures[target] = tuple(found)
         return self._closures[target]
+
+    def related(self, target: str) -> frozenset[str]:
+        """Every item that some way to `target` could use."""
+        needs = (need for recipe in self.closure(target) for need in recipe.needs)
+        return frozenset(option for need in needs for option in need.options)
 
     def depths(self, target: str, inventory: Iterable[str]) -> dict[str, int]:
         """Steps to each item that can be made on the way to `target`, with quantities aside.
@@ -135,9 +142,17 @@ def recipes_text(recipes: Iterable[Recipe], depth: Mapping[str, int]) -> str:
     return "\n".join(recipe_line(recipe, depth) for recipe in recipes)
 
 
-def inventory_text(inventory: Mapping[str, int]) -> str:
-    """The inventory as one line: `3 oak_log, 2 stick`."""
-    return ", ".join(f"{quantity} {item}" for item, quantity in inventory.items())
+def inventory_text(inventory: Mapping[str, int], related: Collection[str], seed: str) -> str:
+    """The inventory as one line: `3 oak_log, 2 stick`.
+
+    Every kind of `related` is named, and of the others as many as there is room for.
+    """
+    others = [item for item in inventory if item not in related]
+    room = max(0, MAX_KINDS - (len(inventory) - len(others)))
+    rng = random.Random(f"plancraft:inventory:{seed}")
+    left_out = set(rng.sample(others, max(0, len(others) - room)))
+    kept = (item for item in inventory if item not in left_out)
+    return ", ".join(f"{inventory[item]} {item}" for item in kept)
 
 
 def _fits(recipes: list[Recipe], depth: Mapping[str, int]) -> bool:

@@ -77,9 +77,10 @@ def example_of(row: TaskRow, workflow: Workflow, cookbook: Cookbook) -> Example:
     """A task with the documents of its nodes and what a scorer needs."""
     recipes = cookbook.recipes(row.target, row.inventory, row.id)
     depth = cookbook.depths(row.target, row.inventory)
+    held = inventory_text(row.inventory, cookbook.related(row.target), row.id)
     context = {
         "recipes": (Document(text=recipes_text(recipes, depth)),) if recipes else (),
-        "inventory": (Document(text=inventory_text(row.inventory)),) if row.inventory else (),
+        "inventory": (Document(text=held),) if held else (),
     }
     named = {option for r in recipes for need in r.needs for option in shown(need, depth)}
     return Example(
