@@ -4,15 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from splice.errors import DataError
+from splice.queries import Split
 
 M = TypeVar("M", bound=BaseModel)
+
+STEMS: Mapping[Split, str] = {"train": "train", "validation": "val", "test": "test"}
+"""Name of each split's file in a folder, without its suffix."""
+
+
+def split_file(data: Path, split: Split) -> Path:
+    """`data` if it is a file; of a folder, the file of `split`, `.jsonl` or `.json`.
+
+    Raises:
+        DataError: the folder holds neither.
+    """
+    if not data.is_dir():
+        return data
+    names = [f"{STEMS[split]}{suffix}" for suffix in (".jsonl", ".json")]
+    for name in names:
+        if (data / name).is_file():
+            return data / name
+    raise DataError(f"{data}: neither {' nor '.join(names)} is there")
 
 
 def read_text(path: Path) -> str:

@@ -20,8 +20,8 @@ from skeletons.api_bank.dialogues import (
     read_dialogues,
     receipt,
 )
-from skeletons.api_bank.replay import NotRecorded, Parameter, legal_names, replay_tool
 from skeletons.api_bank.workload import score
+from skeletons.replay import NotRecorded, Parameter, legal_names, replay_tool
 from splice.errors import DataError, SettingsError
 from splice.executor import execute
 from splice.records import Completion, Request, ToolRequest

@@ -11,7 +11,7 @@ import pytest
 import realdata
 
 import splice
-from skeletons.api_bank.replay import NotRecorded
+from skeletons.replay import NotRecorded
 from skeletons.toolbench import load
 from skeletons.toolbench.apis import Api, function_name, standard
 from skeletons.toolbench.judge import JudgeScorer, parse_verdict, render

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 
-from skeletons.api_bank.replay import NotRecorded, Parameter, RecordedFailure, replay_tool
 from skeletons.reading import as_row, raw_rows
+from skeletons.replay import NotRecorded, Parameter, RecordedFailure, replay_tool
 from splice.errors import DataError
 from splice.prompts import one_line, without_surrogates
 from splice.records import Record, digest

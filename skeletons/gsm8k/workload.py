@@ -9,14 +9,13 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from skeletons.gsm8k.answers import is_correct, last_number
-from skeletons.reading import as_row, raw_rows, sha256
+from skeletons.reading import as_row, raw_rows, sha256, split_file
 from splice.errors import DataError
 from splice.queries import Split
 from splice.records import Query
 from splice.workflow import load_workflow
 from splice.workload import Example, Options, Workload, choose
 
-_STEMS: Mapping[Split, str] = {"train": "train", "validation": "val", "test": "test"}
 _GOLD = re.compile(r"-?\d+(?:\.\d+)?")
 _ABOUT = (
     "Grade-school word problems. All three agents read the whole question and have no documents; "
@@ -59,7 +58,7 @@ def load(data: Path | None, *, split: Split, options: Options) -> Workload:
     choose(options, {})
     if data is None:
         raise DataError("gsm8k ships no questions: give a file or a folder of them")
-    path = data / f"{_STEMS[split]}.jsonl" if data.is_dir() else data
+    path = split_file(data, split)
     rows = [as_row(row, Row, place) for place, row in raw_rows(path)]
     return Workload(
         name="gsm8k",

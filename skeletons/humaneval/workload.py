@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from skeletons.humaneval.programs import extract, header, self_testing
-from skeletons.reading import read_rows, sha256
+from skeletons.reading import read_rows, sha256, split_file
 from splice.errors import DataError
 from splice.queries import Split
 from splice.records import Query
@@ -17,7 +17,6 @@ from splice.sandbox import run_program
 from splice.workflow import load_workflow
 from splice.workload import Example, Options, Workload, choose
 
-_STEMS: Mapping[Split, str] = {"train": "train", "validation": "val", "test": "test"}
 _ABOUT = (
     "Python functions to complete. All three agents read the signature and the docstring and have "
     "no documents; their subtasks are the same for each question. Answers are run, in a sandbox."
@@ -60,7 +59,7 @@ def load(data: Path | None, *, split: Split, options: Options) -> Workload:
     choose(options, {})
     if data is None:
         raise DataError("humaneval ships no tasks: give a file or a folder of them")
-    path = data / f"{_STEMS[split]}.jsonl" if data.is_dir() else data
+    path = split_file(data, split)
     return Workload(
         name="humaneval",
         about=_ABOUT,

@@ -13,7 +13,7 @@ from skeletons.multihop.hosts import Host
 from skeletons.multihop.questions import Question
 from skeletons.multihop.rows import Reading, read_questions
 from skeletons.multihop.subtasks import Origin, subtasks
-from skeletons.reading import sha256
+from skeletons.reading import sha256, split_file
 from skeletons.scoring import METRICS, short_answer_scores
 from splice.errors import DataError, SettingsError
 from splice.queries import Split
@@ -27,7 +27,6 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
 }
 """Choices by option; the first is taken where none is given."""
 
-_STEMS: Mapping[Split, str] = {"train": "train", "validation": "val", "test": "test"}
 
 _ABOUT_HOST: Mapping[str, str] = {
     "parallel": "Three researchers report to a writer, and only the writer reads the question.",
@@ -59,7 +58,7 @@ def load(data: Path | None, *, split: Split, options: Options) -> Workload:
     chosen = choose(options, OPTIONS)
     if data is None:
         raise DataError("multihop ships no questions: give a file or a folder of them")
-    path = _file(data, split)
+    path = split_file(data, split)
     reading = read_questions(path)
     if not reading.questions:
         raise DataError(f"{path}: no row that can be used")
@@ -88,16 +87,6 @@ def load(data: Path | None, *, split: Split, options: Options) -> Workload:
 def score(example: Example, answer: str | None) -> Mapping[str, float]:
     """Scores of a short answer by the gold answer or the alias that suits it best."""
     return short_answer_scores(answer, example.reference["answers"])
-
-
-def _file(data: Path, split: Split) -> Path:
-    if not data.is_dir():
-        return data
-    names = [f"{_STEMS[split]}{suffix}" for suffix in (".jsonl", ".json")]
-    for name in names:
-        if (data / name).is_file():
-            return data / name
-    raise DataError(f"{data}: neither {' nor '.join(names)} is there")
 
 
 def _example(question: Question, workflow: Workflow, origin: Origin, others: Archive) -> Example:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from skeletons.reading import sha256
+from skeletons.reading import sha256, split_file
 from skeletons.strategyqa.answers import yes_or_no
 from skeletons.strategyqa.dealing import Origin, deal, gap_edges, subtasks
 from skeletons.strategyqa.questions import Question, read_questions
@@ -19,7 +19,6 @@ from splice.workload import Example, Options, Workload, choose
 OPTIONS: Mapping[str, tuple[str, ...]] = {"subtasks": ("question", "planned")}
 """Choices by option; the first is taken where none is given."""
 
-_STEMS: Mapping[Split, str] = {"train": "train", "validation": "val", "test": "test"}
 _ABOUT = (
     "Yes-or-no questions with hidden steps. The facts that decide them go round over three "
     "researchers, among facts about something else; only the writer reads the question."
@@ -45,7 +44,7 @@ def load(data: Path | None, *, split: Split, options: Options) -> Workload:
     origin = cast(Origin, choose(options, OPTIONS)["subtasks"])
     if data is None:
         raise DataError("strategyqa ships no questions: give a file or a folder of them")
-    path = _file(data, split)
+    path = split_file(data, split)
     questions = read_questions(path)
     return Workload(
         name=f"strategyqa/{origin}",
@@ -61,16 +60,6 @@ def load(data: Path | None, *, split: Split, options: Options) -> Workload:
 def score(example: Example, answer: str | None) -> Mapping[str, float]:
     """1.0 if the answer says what the gold answer says and not the opposite too, else 0.0."""
     return {"correct": float(yes_or_no(answer) == example.reference["answer"])}
-
-
-def _file(data: Path, split: Split) -> Path:
-    if not data.is_dir():
-        return data
-    names = [f"{_STEMS[split]}{suffix}" for suffix in (".jsonl", ".json")]
-    for name in names:
-        if (data / name).is_file():
-            return data / name
-    raise DataError(f"{data}: neither {' nor '.join(names)} is there")
 
 
 def _example(question: Question, questions: Sequence[Question], origin: Origin) -> Example:

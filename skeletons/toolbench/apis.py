@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from skeletons.api_bank.replay import Parameter
+from skeletons.replay import Parameter
 from splice.prompts import one_line, without_surrogates
 from splice.records import Record
 

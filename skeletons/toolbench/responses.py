@@ -13,8 +13,8 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from skeletons.api_bank.replay import NotRecorded, Parameter
 from skeletons.reading import as_row, raw_rows, read_json, sha256
+from skeletons.replay import NotRecorded, Parameter
 from skeletons.toolbench.apis import Api, Row, Text, parameter_name, standard
 from skeletons.toolbench.requests import Asked
 from splice.errors import DataError, SettingsError

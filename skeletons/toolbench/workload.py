@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from skeletons.api_bank.replay import replay_tool
 from skeletons.reading import sha256
+from skeletons.replay import replay_tool
 from skeletons.toolbench.apis import Api
 from skeletons.toolbench.judge import METRICS, JudgeScorer
 from skeletons.toolbench.requests import Asked, part, read_requests
