@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -468,6 +474,39 @@ def test_the_command_evaluates_and_goes_on_without_new_calls(
     assert evaluation_text(result) in first.output
     identity = json.loads((tmp_path / "evaluation.json").read_text("utf-8"))
     assert identity["workload"] == "companies"
+
+
+def test_a_killed_command_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+    def slowly(request: dict[str, object]) -> Reply:
+        return replace(colleagues(request), latency_s=0.01)
+
+    def command(out: str) -> list[str]:
+        asked = ["--limit", "6", "--concurrency", "2", "--json"]
+        return [
+            *(sys.executable, "-m", "splice", "evaluate", "test_evaluation:load"),
+            *("--out", str(tmp_path / out), *asked),
+        ]
+
+    with LoopbackServer(slowly) as server:
+        environment = {
+            **os.environ,
+            "OPENAI_BASE_URL": server.base_url,
+            "PYTHONPATH": str(Path(__file__).parent),
+        }
+        whole = subprocess.run(command("whole"), env=environment, capture_output=True, check=True)
+        n = server.n_requests
+        with subprocess.Popen(
+            command("killed"), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            while server.n_requests < n + n // 2 and process.poll() is None:
+                time.sleep(0.005)
+            process.kill()
+        assert process.returncode == -signal.SIGKILL
+        again = subprocess.run(command("killed"), env=environment, capture_output=True, check=True)
+        # What was in flight when it was killed is asked again, and nothing else: at most the
+        # three researchers of two questions.
+        assert 2 * n <= server.n_requests <= 2 * n + 6
+    assert again.stdout == whole.stdout
 
 
 @pytest.mark.parametrize(
