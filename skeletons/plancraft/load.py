@@ -25,8 +25,8 @@ RECIPES_TO_CHECKER: Final[Edge] = ("recipes", "checker")
 INVENTORY_TO_CHECKER: Final[Edge] = ("inventory", "checker")
 
 QUERY = (
-    "Make 1 $target. One step a line: craft COUNT ITEM, or smelt COUNT ITEM. COUNT is how many "
-    "items the step makes. If it can't be made, write only: impossible"
+    "How is 1 $target made from the inventory? One step a line, in the order in which the steps "
+    "are carried out, as the recipes are written. If it can't be made: impossible"
 )
 
 ABOUT = (
