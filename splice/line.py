@@ -236,8 +236,9 @@ def admit(
 ) -> frozenset[int]:
     """Places of the queries that get a trial: at most `floor(budget_fraction * n)`.
 
-    Abstentions that an edge could resolve come first, then the others by headroom; ties by query
-    id, then by place.
+    Abstentions that an edge could resolve come first, then the others by headroom; ties by how
+    promising the best edge is, then by query id, then by place. Ties are the rule where headroom is
+    predicted from a few signs: broken by id alone they would be drawn by lot.
     """
     n = math.floor(budget_fraction * len(diagnoses) + 1e-9)
     eligible = [
@@ -249,6 +250,7 @@ def admit(
         key=lambda place: (
             diagnoses[place].admission != "abstention",
             -diagnoses[place].headroom,
+            -diagnoses[place].edges[0].p_decisive,
             ids[place],
             place,
         )

@@ -15,6 +15,7 @@ from splice.ledger import Account, Budget
 from splice.prompts import render
 from splice.records import Completion, Request, ToolSpec
 from splice.tools import ToolMemory
+from splice.workload import find_loader
 
 ONE = splice.Workflow(nodes=(splice.Agent(id="one", role="You answer."),), edges=(), output="one")
 
@@ -77,6 +78,7 @@ RAISED: dict[type[errors.SpliceError], Callable[[Path], Any]] = {
     errors.SettingsError: lambda _: splice.run(
         ONE, "Where?", model={"a": scripted(), "b": scripted()}
     ),
+    errors.DataError: lambda folder: find_loader("gsm8k")(folder, split="train", options={}),
     errors.PromptError: lambda _: render("agent_task", task="x"),
     errors.ModelError: ask_a_server_that_is_gone,
     errors.ScriptExhausted: lambda _: splice.run(ONE, "Where?", model=scripted()),

@@ -490,6 +490,18 @@ def test_admission_keeps_to_the_budget_and_to_its_order(
     assert chosen == frozenset(sorted(eligible, key=rank)[:n])
 
 
+def test_of_equal_queries_that_with_the_more_promising_edge_is_admitted() -> None:
+    equal = [score(0.5, "headroom") for _ in range(4)]
+    promising = [
+        found.model_copy(update={"edges": (found.edges[0].model_copy(update={"p_decisive": p}),)})
+        for found, p in zip(equal, (0.2, 0.9, 0.4, 0.9), strict=True)
+    ]
+    ids = ["a", "d", "b", "c"]
+    for budget, chosen in ((0.25, {3}), (0.5, {1, 3}), (0.75, {1, 2, 3})):
+        found = admit(promising, ids, budget_fraction=budget, settings=RepairSettings())
+        assert found == chosen
+
+
 @settings(deadline=None, max_examples=20)
 @given(n=st.integers(0, 7), budget=st.sampled_from([0.0, 0.3, 1 / 3, 0.5, 0.7, 1.0]))
 def test_a_batch_makes_no_more_trials_than_its_budget(n: int, budget: float) -> None:
