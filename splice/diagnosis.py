@@ -8,6 +8,7 @@ hand-set weights; nothing was fitted. Learned models take the place of `base_sco
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Literal, TypeAlias
 
@@ -184,8 +185,16 @@ def bridges(workflow: Workflow, trace: Trace, edge: CandidateEdge) -> tuple[str,
         document.shown for document in workflow.private(edge.receiver, trace.query)
     )
     heard = told(workflow, trace, edge.receiver)
-    named = named_items(emitted(trace.by_node[edge.source]))
+    named = telling_items(emitted(trace.by_node[edge.source]))
     return tuple(item for item in named if contains(documents, item) and not contains(heard, item))
+
+
+_COUNT = re.compile(r"[-+]?\d{1,2}")
+
+
+def telling_items(output: str) -> tuple[str, ...]:
+    """Items of an output that can tell what something is about: a bare count such as 3 can't."""
+    return tuple(item for item in named_items(output) if not _COUNT.fullmatch(item))
 
 
 def named_items(output: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from splice.diagnosis import bridges, named_items
+from splice.diagnosis import bridges, named_items, telling_items
 from splice.errors import BudgetExceeded, ModelError
 from splice.executor import book_call
 from splice.ledger import Account
@@ -172,7 +172,7 @@ def _focus(workflow: Workflow, base: Trace, gap: Gap) -> str | None:
         return None
     if bridging := bridges(workflow, base, gap.edge):
         return bridging[0]
-    new = [item for item in named_items(output) if not contains(heard, item)]
+    new = [item for item in telling_items(output) if not contains(heard, item)]
     return new[0] if new else None
 
 

@@ -127,6 +127,20 @@ def test_the_title_of_a_document_is_known_to_its_reader_like_its_text() -> None:
     assert pairs(diagnose(workflow, trace))[0] == ("singer", "birth")
 
 
+def test_a_bare_count_does_not_tell_what_something_is_about() -> None:
+    recipes = agent("recipes", "How is the anvil made?")
+    stock = agent("stock", "What helps?", "There are 3 chests and 1 iron_block.")
+    workflow = desk(recipes, stock)
+    said: dict[str, str | Abstention | None] = {
+        "recipes": "craft 1 anvil with 3 iron_block",
+        "stock": "3 chests",
+        "desk": "unknown",
+    }
+    trace = traced(workflow, said)
+    (edge,) = (e for e in workflow.candidate_edges if e.source == "recipes")
+    assert diagnosis.bridges(workflow, trace, edge) == ("iron_block",)
+
+
 # --- candidate edges -------------------------------------------------------------------------
 
 
