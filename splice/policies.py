@@ -15,7 +15,7 @@ import asyncio
 import random
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from splice.errors import BudgetExceeded, ModelError
@@ -147,7 +147,7 @@ class Bench:
         if key not in self._reruns:
             nodes = [_at(node, self.retry_temperature) for node in base.workflow.nodes]
             run = execute(
-                _changed(base.workflow, nodes=nodes),
+                base.workflow.changed(nodes=tuple(nodes)),
                 base.query,
                 self.models,
                 settings=self.settings.run.model_copy(update={"rollout": key[1]}),
@@ -282,7 +282,7 @@ async def edge_expansion(bench: Bench, base: BaseRun) -> Outcome:
     """
     missing = [(edge.source, edge.receiver) for edge in base.workflow.candidate_edges]
     trace = await execute(
-        _changed(base.workflow, edges=missing),
+        base.workflow.changed(edges=(*base.workflow.edges, *missing)),
         base.query,
         bench.models,
         settings=bench.settings.run.model_copy(update={"rollout": base.trace.rollout}),
@@ -319,7 +319,7 @@ async def nexa(bench: Bench, base: BaseRun) -> Outcome:
 
     calls: list[CallRecord] = []
     trace = await execute(
-        _changed(base.workflow, edges=edges),
+        base.workflow.changed(edges=(*base.workflow.edges, *edges)),
         base.query,
         bench.models,
         settings=bench.settings.run.model_copy(update={"rollout": base.trace.rollout}),
@@ -398,24 +398,6 @@ def _at(node: Node, temperature: float) -> Node:
         return node
     model = node.model.model_copy(update={"temperature": temperature})
     return node.model_copy(update={"model": model})
-
-
-def _changed(
-    workflow: Workflow, *, nodes: Sequence[Node] | None = None, edges: Collection[Edge] = ()
-) -> Workflow:
-    """The workflow with other nodes, or with more edges.
-
-    Made anew: a copy would keep what was derived from the old one.
-    """
-    return Workflow(
-        name=workflow.name,
-        nodes=workflow.nodes if nodes is None else tuple(nodes),
-        edges=(*workflow.edges, *edges),
-        output=workflow.output,
-        answer=workflow.answer,
-        tools=workflow.tools,
-        description=workflow.description,
-    )
 
 
 _NEXA_DISTANCE = 0.35

@@ -300,6 +300,14 @@ class Workflow(Record):
         answer = self.answer if isinstance(self.answer, str) else _code_digest(self.answer)
         return digest(json.dumps([dict(self.node_fingerprints), self.edges, self.output, answer]))
 
+    def changed(self, **values: Any) -> Workflow:
+        """A workflow with other values in some fields, validated anew.
+
+        `model_copy` would keep what was derived from the old values.
+        """
+        fields = {name: getattr(self, name) for name in Workflow.model_fields}
+        return Workflow(**{**fields, **values})
+
     def subtask(self, node: NodeId, query: Query) -> str:
         """The subtask of `node` for this query."""
         own = query.subtasks.get(node) if query.subtasks else None

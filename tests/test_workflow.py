@@ -623,3 +623,22 @@ def test_the_schema_accepts_the_sample_and_refuses_unknown_keys(tmp_path: Path) 
     wrong = [*raw["nodes"][:-1], raw["nodes"][-1] | {"task": "x"}]
     assert not fits(raw | {"nodes": wrong}, schema, schema)
     assert load_workflow(path).plan.order[-1] == "desk"
+
+
+def test_a_changed_workflow_keeps_nothing_that_was_derived_from_the_old_one() -> None:
+    old = Workflow(
+        nodes=(Agent(id="a", role="A."), Agent(id="b", role="B.")),
+        edges=(("a", "b"),),
+        output="b",
+    )
+    seen = old.by_id, old.fingerprint, old.agents, old.candidate_edges
+    new = old.changed(
+        nodes=(*old.nodes, Agent(id="c", role="C.")), edges=(("a", "c"), ("b", "c")), output="c"
+    )
+    assert set(new.by_id) == {"a", "b", "c"}
+    assert new.fingerprint != old.fingerprint
+    assert [(e.source, e.receiver) for e in new.candidate_edges] == [("a", "b")]
+    assert (old.by_id, old.fingerprint, old.agents, old.candidate_edges) == seen
+    assert new.description == old.description
+    with pytest.raises(WorkflowError, match="cycle"):
+        old.changed(edges=(("a", "b"), ("b", "a")))

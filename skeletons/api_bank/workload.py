@@ -184,15 +184,7 @@ def _with(host: Workflow, recordings: Recordings, tools: Sequence[Tool]) -> Work
             nodes.append(node.model_copy(update={"tools": names}))
         else:
             nodes.append(node)
-    return Workflow(
-        name=host.name,
-        description=host.description,
-        nodes=tuple(nodes),
-        edges=host.edges,
-        output=host.output,
-        answer=host.answer,
-        tools=tuple(tools),
-    )
+    return host.changed(nodes=tuple(nodes), tools=tuple(tools))
 
 
 def _example(

@@ -144,12 +144,5 @@ def _with(host: Workflow, dealt: Sequence[Sequence[Api]], tools: Mapping[Api, To
         node.model_copy(update={"tools": names[node.id]}) if node.id in names else node
         for node in host.nodes
     ]
-    return Workflow(
-        name=host.name,
-        description=host.description,
-        nodes=tuple(nodes),
-        edges=host.edges,
-        output=host.output,
-        answer=host.answer,
-        tools=tuple(tools[api] for apis in dealt for api in apis),
-    )
+    offered = tuple(tools[api] for apis in dealt for api in apis)
+    return host.changed(nodes=tuple(nodes), tools=offered)
