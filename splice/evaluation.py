@@ -564,10 +564,9 @@ def _edge_hits(gaps: Sequence[_Scored], seed: int) -> Mapping[str, list[bool]]:
     for scored in gaps:
         true = set(scored.example.gap_edges or ())
         workflow, diagnosis = scored.base.workflow, scored.base.diagnosis
-        edges = [(score.edge.source, score.edge.receiver) for score in diagnosis.edges]
+        edges = [score.edge.ends for score in diagnosis.edges]
         coverage = {
-            (score.edge.source, score.edge.receiver): score.features.get("coverage", 0.0)
-            for score in diagnosis.edges
+            score.edge.ends: score.features.get("coverage", 0.0) for score in diagnosis.edges
         }
         declared = sorted(edges, key=lambda edge: (workflow.plan.order.index(edge[1]), edge))
         rng = random.Random(f"{seed}:ranker:{scored.example.query.id}:{scored.repeat}")

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from splice.errors import BudgetExceeded, ModelError
-from splice.executor import Models, book_call, execute
+from splice.executor import Memo, Models, book_call, execute
 from splice.ledger import Account
 from splice.line import RepairSettings, repair_from, weigh
 from splice.models.protocol import ChatModel
@@ -40,6 +40,7 @@ from splice.records import (
     RepairResult,
     Request,
     SpliceMessage,
+    Stage,
     Trace,
     Trial,
 )
@@ -126,7 +127,7 @@ class Bench:
 
     async def repaired(self, base: BaseRun, edge: EdgeScore) -> RepairResult:
         """The repair of a question that tries `edge`; made once however many policies ask."""
-        key = (base.query.id, base.trace.rollout, (edge.edge.source, edge.edge.receiver))
+        key = (base.query.id, base.trace.rollout, edge.edge.ends)
         if key not in self._repairs:
             only = base.diagnosis.model_copy(update={"edges": (edge,)})
             repair = repair_from(
@@ -141,18 +142,32 @@ class Bench:
             self._repairs[key] = asyncio.create_task(repair)
         return await self._repairs[key]
 
+    async def run(
+        self,
+        base: BaseRun,
+        workflow: Workflow,
+        *,
+        nth: int = 0,
+        memo: Memo | None = None,
+        stage: Stage = "run",
+    ) -> Trace:
+        """Run `workflow` on a question, on the `nth` rollout after that of its base run."""
+        return await execute(
+            workflow,
+            base.query,
+            self.models,
+            settings=self.settings.run.model_copy(update={"rollout": base.trace.rollout + nth}),
+            account=self.account,
+            memo=memo,
+            stage=stage,
+        )
+
     async def run_again(self, base: BaseRun, nth: int) -> Trace:
         """The `nth` whole run (from 1) at the retry temperature; made once."""
         key = (base.query.id, base.trace.rollout + nth)
         if key not in self._reruns:
-            nodes = [_at(node, self.retry_temperature) for node in base.workflow.nodes]
-            run = execute(
-                base.workflow.changed(nodes=tuple(nodes)),
-                base.query,
-                self.models,
-                settings=self.settings.run.model_copy(update={"rollout": key[1]}),
-                account=self.account,
-            )
+            nodes = tuple(_at(node, self.retry_temperature) for node in base.workflow.nodes)
+            run = self.run(base, base.workflow.changed(nodes=nodes), nth=nth)
             self._reruns[key] = asyncio.create_task(run)
         return await self._reruns[key]
 
@@ -225,17 +240,7 @@ async def rerun(bench: Bench, base: BaseRun) -> Outcome:
     ) -> NodeRun | None:
         return None if node in again else base.trace.by_node[node]
 
-    calls: list[CallRecord] = []
-    trace = await execute(
-        base.workflow,
-        base.query,
-        bench.models,
-        settings=bench.settings.run.model_copy(update={"rollout": base.trace.rollout + 1}),
-        account=bench.account,
-        memo=recorded,
-        ledger=calls,
-        stage="trial",
-    )
+    trace = await bench.run(base, base.workflow, nth=1, memo=recorded, stage="trial")
     empty = SpliceMessage(
         source=edge.source,
         receiver=edge.receiver,
@@ -254,13 +259,12 @@ async def rerun(bench: Bench, base: BaseRun) -> Outcome:
             settings=bench.settings,
         )
         answer = trace.answer if decision.action == "adopt" else answer
-    return Outcome(answer=answer, calls=tuple(calls), candidate=trace.answer, is_tried=True)
+    return _taken(trace).model_copy(update={"answer": answer})
 
 
 async def full_rerun(bench: Bench, base: BaseRun) -> Outcome:
     """The whole workflow again at a higher temperature; the new answer is taken."""
-    trace = await bench.run_again(base, 1)
-    return Outcome(answer=trace.answer, calls=trace.calls, candidate=trace.answer, is_tried=True)
+    return _taken(await bench.run_again(base, 1))
 
 
 async def voting(bench: Bench, base: BaseRun) -> Outcome:
@@ -280,21 +284,10 @@ async def edge_expansion(bench: Bench, base: BaseRun) -> Outcome:
 
     It is a workflow of its own: no base run is charged, and no budget fraction applies.
     """
-    missing = [(edge.source, edge.receiver) for edge in base.workflow.candidate_edges]
-    trace = await execute(
-        base.workflow.changed(edges=(*base.workflow.edges, *missing)),
-        base.query,
-        bench.models,
-        settings=bench.settings.run.model_copy(update={"rollout": base.trace.rollout}),
-        account=bench.account,
-    )
-    return Outcome(
-        answer=trace.answer,
-        calls=trace.calls,
-        candidate=trace.answer,
-        is_tried=True,
-        replaces_base=True,
-    )
+    missing = (edge.ends for edge in base.workflow.candidate_edges)
+    expanded = base.workflow.changed(edges=(*base.workflow.edges, *missing))
+    trace = await bench.run(base, expanded)
+    return _taken(trace).model_copy(update={"replaces_base": True})
 
 
 async def nexa(bench: Bench, base: BaseRun) -> Outcome:
@@ -317,24 +310,9 @@ async def nexa(bench: Bench, base: BaseRun) -> Outcome:
         run = base.trace.by_node[node]
         return run if run.input == messages else None
 
-    calls: list[CallRecord] = []
-    trace = await execute(
-        base.workflow.changed(edges=(*base.workflow.edges, *edges)),
-        base.query,
-        bench.models,
-        settings=bench.settings.run.model_copy(update={"rollout": base.trace.rollout}),
-        account=bench.account,
-        memo=recorded,
-        ledger=calls,
-        stage="trial",
-    )
-    return Outcome(
-        answer=trace.answer,
-        calls=tuple(calls),
-        candidate=trace.answer,
-        is_tried=True,
-        edge=edges[0] if len(edges) == 1 else None,
-    )
+    joined = base.workflow.changed(edges=(*base.workflow.edges, *edges))
+    trace = await bench.run(base, joined, memo=recorded, stage="trial")
+    return _taken(trace).model_copy(update={"edge": edges[0] if len(edges) == 1 else None})
 
 
 async def nexa_rollback(bench: Bench, base: BaseRun) -> Outcome:
@@ -388,8 +366,13 @@ async def _with_selector(bench: Bench, base: BaseRun, edge: EdgeScore | None) ->
         calls=result.calls[len(base.trace.calls) :],
         candidate=trial.trace.answer if trial is not None and is_tried else None,
         is_tried=is_tried,
-        edge=(edge.edge.source, edge.edge.receiver),
+        edge=edge.edge.ends,
     )
+
+
+def _taken(trace: Trace) -> Outcome:
+    """The answer of another run, taken as it is."""
+    return Outcome(answer=trace.answer, calls=trace.calls, candidate=trace.answer, is_tried=True)
 
 
 def _at(node: Node, temperature: float) -> Node:
@@ -408,12 +391,14 @@ def _nexa_edges(base: BaseRun) -> list[Edge]:
     """The edges between the drafts that differ most, in canonical order of receivers."""
     drafts = {run.node: _features(run.output or "") for run in base.trace.node_runs}
     apart = [
-        (1 - _cosine(drafts[edge.source], drafts[edge.receiver]), (edge.source, edge.receiver))
+        (1 - _cosine(drafts[edge.source], drafts[edge.receiver]), edge.ends)
         for edge in base.workflow.candidate_edges
         if base.trace.by_node[edge.source].output is not None
     ]
-    far = sorted((d, edge) for d, edge in apart if d > _NEXA_DISTANCE)
-    far.sort(key=lambda entry: -entry[0])
+    far = sorted(
+        ((d, edge) for d, edge in apart if d > _NEXA_DISTANCE),
+        key=lambda entry: (-entry[0], entry[1]),
+    )
     chosen = {edge for _, edge in far[:_NEXA_EDGES]}
     return [edge for _, edge in apart if edge in chosen]
 

@@ -413,6 +413,11 @@ class CandidateEdge(Record):
     kind: Literal["parallel_branch", "distant_ancestor"]
     """`distant_ancestor` if a path leads from source to receiver already."""
 
+    @property
+    def ends(self) -> Edge:
+        """Source and receiver, as in the edges of a workflow."""
+        return self.source, self.receiver
+
 
 class EdgeScore(Record):
     """How promising a candidate edge is for one query, and why."""
