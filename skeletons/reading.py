@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from splice.errors import DataError
+from splice.files import read_text
 from splice.queries import Split
 
 M = TypeVar("M", bound=BaseModel)
@@ -34,20 +35,6 @@ def split_file(data: Path, split: Split) -> Path:
     raise DataError(f"{data}: neither {' nor '.join(names)} is there")
 
 
-def read_text(path: Path) -> str:
-    """The text of a UTF-8 file.
-
-    Raises:
-        DataError: the file is missing, unreadable or not UTF-8.
-    """
-    try:
-        return path.read_text("utf-8")
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 (byte {error.start})") from None
-
-
 def sha256(path: Path) -> str:
     """SHA-256 of a file's bytes, as 64 hex digits."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -59,7 +46,7 @@ def read_json(path: Path) -> Any:
     Raises:
         DataError: the file can't be read or is not JSON.
     """
-    return _parsed(read_text(path), f"{path}")
+    return _parsed(read_text(path, DataError), f"{path}")
 
 
 def raw_rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -70,7 +57,7 @@ def raw_rows(path: Path) -> Iterator[tuple[str, Any]]:
     Raises:
         DataError: the file can't be read, is not JSON, or holds no row.
     """
-    text = read_text(path)
+    text = read_text(path, DataError)
     if path.suffix == ".json":
         value = _parsed(text, f"{path}")
         if not isinstance(value, list):

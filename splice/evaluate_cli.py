@@ -68,6 +68,7 @@ def evaluate(
     """
     from splice.evaluation import EvaluationSettings
     from splice.evaluation_table import evaluation_text
+    from splice.files import write_whole
     from splice.line import RepairSettings
     from splice.policies import POLICIES
     from splice.workload import find_loader
@@ -86,7 +87,7 @@ def evaluate(
     loaded = find_loader(workload)(data, split=split, options=_options(option or []))
     result = asyncio.run(_evaluated(loaded, split, settings, out, model, threads))
     text = evaluation_text(result)
-    (out / "table.txt").write_text(f"{text}\n", "utf-8")
+    write_whole(out / "table.txt", f"{text}\n")
     typer.echo(result.model_dump_json() if as_json else text)
 
 

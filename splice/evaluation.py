@@ -9,7 +9,6 @@ alone, also where another policy made it first.
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from inspect import isawaitable
@@ -23,6 +22,7 @@ from splice.api import each
 from splice.diagnosis import Diagnoser, diagnose
 from splice.errors import SettingsError, StoreError
 from splice.executor import Models, execute
+from splice.files import write_whole
 from splice.line import RepairSettings, admit
 from splice.policies import POLICIES, BaseRun, Bench, Outcome
 from splice.records import CallRecord, Edge, ModelIdentity, Probability, Query, Record
@@ -229,13 +229,20 @@ async def evaluate(
         workload.workflow_of(example).check_query(example.query)
     by_id = {example.query.id: example for example in examples}
 
+    known: dict[tuple[str, str | None], Scores] = {}
+
     async def score(example: Example, answer: str | None) -> Scores:
+        # Most policies keep the base answer, and a scorer may run a program or ask a judge.
+        key = (example.query.id, answer)
+        if key in known:
+            return known[key]
         found = workload.score(example, answer)
         scores = await found if isawaitable(found) else found
         if scores.keys() != set(workload.metrics):
             raise SettingsError(
                 f"the scorer of {workload.name!r} gave {sorted(scores)}, not {workload.metrics}"
             )
+        known[key] = scores
         return scores
 
     async def is_better(query: Query, old: str | None, new: str | None) -> bool:
@@ -270,11 +277,11 @@ async def evaluate(
     async def all_policies(place: int) -> list[Row]:
         scored = bases[place]
         rows: list[Row] = []
+        is_ever_admitted = any(place in chosen for chosen in admitted.values())
         for name in settings.policies:
             kind = POLICIES[name]
             if name in settings.on_half and scored.example.query.id not in half:
                 continue
-            is_ever_admitted = any(place in chosen for chosen in admitted.values())
             outcome = (
                 await kind.run(bench, scored.base)
                 if is_ever_admitted or not kind.is_budgeted
@@ -290,8 +297,10 @@ async def evaluate(
     rows = [row for rows_of_one in found for row in rows_of_one]
     result = _result(workload, split, settings, metric, bases, rows)
     if folder is not None:
-        _write(folder / "outcomes.jsonl", "".join(f"{row.model_dump_json()}\n" for row in rows))
-        _write(folder / "result.json", f"{result.model_dump_json(indent=1)}\n")
+        write_whole(
+            folder / "outcomes.jsonl", "".join(f"{row.model_dump_json()}\n" for row in rows)
+        )
+        write_whole(folder / "result.json", f"{result.model_dump_json(indent=1)}\n")
     return result
 
 
@@ -583,17 +592,6 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    new = path.with_name(f"{path.name}.new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(text, "utf-8")
-        os.replace(new, path)
-    except OSError as error:
-        raise StoreError(f"{path}: {error.strerror}") from None
-
-
 # --- the output folder -----------------------------------------------------------------------
 
 
@@ -625,4 +623,4 @@ def claim(folder: Path, identity: Mapping[str, object]) -> None:
                 f"{wanted[key]!r} here; choose another --out"
             )
         return
-    _write(path, json.dumps(wanted, indent=1) + "\n")
+    write_whole(path, json.dumps(wanted, indent=1) + "\n")

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from pydantic import ValidationError
 
 from splice.errors import QueryError
+from splice.files import read_text
 from splice.records import Documents, NodeId, Query, Record
 from splice.text import contains, is_refusal
 
@@ -57,13 +58,8 @@ def load_cases(path: str | Path) -> tuple[Case, ...]:
         QueryError: the file can't be read, or a line is not a query; the message names the line.
     """
     path = Path(path)
-    try:
-        # Not `splitlines`: JSON strings may hold U+2028 and the like as they are.
-        lines = path.read_text("utf-8").split("\n")
-    except OSError as error:
-        raise QueryError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise QueryError(f"{path}: not UTF-8 (byte {error.start})") from None
+    # Not `splitlines`: JSON strings may hold U+2028 and the like as they are.
+    lines = read_text(path, QueryError).split("\n")
     cases = []
     for number, raw in enumerate(lines, 1):
         if not raw.strip():

@@ -21,6 +21,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_serializer, model
 
 from splice import prompts
 from splice.errors import QueryError, TraceMismatch, WorkflowError
+from splice.files import read_text
 from splice.prompts import without_surrogates
 from splice.records import (
     CandidateEdge,
@@ -578,11 +579,7 @@ def load_workflow(
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise WorkflowError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise WorkflowError(f"{path}: not UTF-8 (byte {error.start})") from None
+        return tomllib.loads(read_text(path, WorkflowError))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise WorkflowError(f"{path}: not TOML: {error}") from None
 

@@ -198,6 +198,17 @@ async def test_costs_count_the_base_run_and_every_call_beyond_it() -> None:
     assert of(result, "never").tokens_per_net_fixed is None
 
 
+async def test_each_answer_to_a_question_is_scored_once() -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def counting(one: Example, answer: str | None) -> dict[str, float]:
+        asked.append((one.query.id, answer))
+        return score(one, answer)
+
+    await evaluate(workload(score=counting), model(), split="test")
+    assert len(asked) == len(set(asked))
+
+
 async def test_ranked_edges_are_compared_with_the_true_gap_edges() -> None:
     diagnosis = (await evaluated()).diagnosis
     shares = {choice.ranker: choice.share for choice in diagnosis.edge_choice}

@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "splice"
 ORDER = (
     "_version",
     "errors",
+    "files",
     "sandbox",
     "records",
     "text",
