@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from splice.evaluation import DiagnosisResult, EvaluationResult, KindResult, PolicyResult
-from splice.report.display import WIDTH, visible, wrap
+from splice.report.display import WIDTH, aligned, visible, wrap
 
 
 def evaluation_text(result: EvaluationResult) -> str:
@@ -166,12 +166,3 @@ def _foreseen(diagnosis: DiagnosisResult) -> Iterator[str]:
     ]
     if known:
         yield f"predicted against actual: {', '.join(known)}"
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines; the first column to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
-        for row in rows
-    ]

@@ -18,12 +18,11 @@ from pydantic import Field
 from splice._version import __version__
 from splice.diagnosis import Diagnoser, diagnose
 from splice.evaluation import EvaluationResult, EvaluationSettings, PolicyResult, evaluate
-from splice.evaluation_table import aligned
 from splice.models.scripted import ScriptedModel
 from splice.records import Probability, Record, digest
-from splice.report.display import WIDTH, wrap
+from splice.report.display import WIDTH, aligned, wrap
 from splice.selector import Selector
-from splice.statistics import Interval, Share, precision_at_1
+from splice.statistics import Interval, Share, share
 from splice.workload import Workload
 from splice.worlds import WORLDS, World
 
@@ -183,8 +182,8 @@ def _world_check(name: str, world: World, runs: Sequence[_Run]) -> WorldCheck:
         top_1=_top_1([run.result for run in runs]),
         top_1_by_chance=_top_1_by_chance([run.workload for run in runs]),
         # `always` makes the same trials, and adopts whatever they answer.
-        adopted_better=_share(splice.fixed, always.fixed) if splice and always else None,
-        adopted_worse=_share(splice.broken, always.broken) if splice and always else None,
+        adopted_better=share(splice.fixed, always.fixed) if splice and always else None,
+        adopted_worse=share(splice.broken, always.broken) if splice and always else None,
         policies=tuple(policies.values()),
         problems=(),
     )
@@ -196,10 +195,6 @@ def _n(results: Sequence[PolicyResult]) -> int:
     return sum(result.n for result in results)
 
 
-def _share(n_hits: int, n: int) -> Share | None:
-    return precision_at_1([place < n_hits for place in range(n)])
-
-
 def _top_1(results: Sequence[EvaluationResult]) -> Share | None:
     """How often the first edge is the planted one, over all seeds."""
     shares = [
@@ -208,7 +203,7 @@ def _top_1(results: Sequence[EvaluationResult]) -> Share | None:
         for choice in result.diagnosis.edge_choice
         if choice.ranker == "splice"
     ]
-    return _share(sum(share.n_hits for share in shares), sum(share.n for share in shares))
+    return share(sum(share.n_hits for share in shares), sum(share.n for share in shares))
 
 
 def _top_1_by_chance(workloads: Sequence[Workload]) -> float | None:

@@ -255,20 +255,24 @@ class Share(Record):
     n: int
 
 
-def precision_at_1(hits: Sequence[bool]) -> Share | None:
-    """Share of questions whose first choice was a hit; None if there are no questions."""
+def share(n_hits: int, n: int) -> Share | None:
+    """`n_hits` of `n` with its interval; None if there is nothing to have a share of."""
     from scipy.stats import binomtest
 
-    if not hits:
+    if not n:
         return None
-    n_hits = sum(map(bool, hits))
-    found = binomtest(n_hits, len(hits)).proportion_ci(confidence_level=0.95, method="wilson")
+    found = binomtest(n_hits, n).proportion_ci(confidence_level=0.95, method="wilson")
     return Share(
-        value=n_hits / len(hits),
+        value=n_hits / n,
         interval=Interval(low=float(found.low), high=float(found.high)),
         n_hits=n_hits,
-        n=len(hits),
+        n=n,
     )
+
+
+def precision_at_1(hits: Sequence[bool]) -> Share | None:
+    """Share of questions whose first choice was a hit; None if there are no questions."""
+    return share(sum(map(bool, hits)), len(hits))
 
 
 class Bin(Record):

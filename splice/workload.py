@@ -7,7 +7,7 @@ follows (runs, policies, statistics) does not know which one it has.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -127,6 +127,17 @@ def find_loader(name: str) -> Loader:
     return registered
 
 
+def refuse_unknown(options: Options, known: Collection[str]) -> None:
+    """Accept options only by the names that a workload has.
+
+    Raises:
+        SettingsError: another option; the message names those that there are.
+    """
+    if unknown := sorted(options.keys() - set(known)):
+        names = ", ".join(known) or "none"
+        raise SettingsError(f"unknown option {unknown[0]!r}; there are: {names}")
+
+
 def choose(options: Options, menu: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
     """Each option of `menu`, as given or else its first choice.
 
@@ -136,9 +147,7 @@ def choose(options: Options, menu: Mapping[str, tuple[str, ...]]) -> dict[str, s
     Raises:
         SettingsError: an option or a value that is not on the menu.
     """
-    if unknown := sorted(options.keys() - menu.keys()):
-        known = ", ".join(menu) or "none"
-        raise SettingsError(f"unknown option {unknown[0]!r}; there are: {known}")
+    refuse_unknown(options, menu)
     chosen = {name: options.get(name, values[0]) for name, values in menu.items()}
     for name, value in chosen.items():
         if value not in menu[name]:

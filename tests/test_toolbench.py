@@ -14,7 +14,7 @@ import splice
 from skeletons.replay import NotRecorded
 from skeletons.toolbench import load
 from skeletons.toolbench.apis import Api, function_name, standard
-from skeletons.toolbench.judge import JudgeScorer, parse_verdict, render
+from skeletons.toolbench.judge import PACKAGE, JudgeScorer, parse_verdict
 from skeletons.toolbench.requests import part, read_requests
 from skeletons.toolbench.responses import (
     MOST_CHARS,
@@ -28,6 +28,7 @@ from skeletons.toolbench.responses import (
 from skeletons.toolbench.workload import deal
 from splice.errors import DataError, PromptError, SettingsError
 from splice.executor import execute
+from splice.prompts import render
 from splice.records import Completion, Request, ToolRequest
 from splice.workload import Workload
 
@@ -399,9 +400,9 @@ async def test_an_answer_can_not_speak_to_the_judge(tmp_path: Path) -> None:
 
 def test_a_template_takes_its_placeholders_and_no_others() -> None:
     with pytest.raises(PromptError, match="'answer'"):
-        render("judge", request="x")
+        render("judge", PACKAGE, request="x")
     with pytest.raises(PromptError, match="'more'"):
-        render("judge", request="x", answer="y", more="z")
+        render("judge", PACKAGE, request="x", answer="y", more="z")
 
 
 async def test_without_a_judge_the_default_model_is_asked_for_at_the_first_score(

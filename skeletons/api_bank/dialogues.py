@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 
-from skeletons.reading import as_row, raw_rows
+from skeletons.reading import as_row, raw_rows, read_rows
 from skeletons.replay import NotRecorded, Parameter, RecordedFailure, replay_tool
 from splice.errors import DataError
 from splice.prompts import one_line, without_surrogates
@@ -233,5 +233,4 @@ def read_table(path: Path) -> Mapping[str, Api]:
     Raises:
         DataError: the file can't be read, or a row is no API.
     """
-    rows = [as_row(row, Api, place) for place, row in raw_rows(path)]
-    return {row.name: row for row in rows}
+    return {row.name: row for row in read_rows(path, Api)}

@@ -20,7 +20,7 @@ from skeletons.api_bank.dialogues import (
     read_table,
     shown_result,
 )
-from skeletons.reading import sha256
+from skeletons.reading import STEMS, sha256
 from splice.errors import DataError, SettingsError
 from splice.executor import NodeInput
 from splice.prompts import one_line
@@ -36,11 +36,6 @@ N_DISTRACTORS = 3
 """APIs offered beside those that a dialogue uses: the tools of one request stay below some 500
 tokens."""
 
-FILES: Mapping[Split, str] = {
-    "train": "train.jsonl",
-    "validation": "val.jsonl",
-    "test": "test.jsonl",
-}
 TABLE = "apis.json"
 
 ACCOUNT = ("username", "password")
@@ -168,8 +163,8 @@ def _paths(data: Path, split: Split) -> tuple[Path, tuple[Path, ...]]:
     """The file that is asked for, and all files that hold recordings."""
     if not data.is_dir():
         return data, (data,)
-    asked = data / FILES[split]
-    others = (data / name for name in FILES.values())
+    files = {name: data / f"{stem}.jsonl" for name, stem in STEMS.items()}
+    asked, others = files[split], files.values()
     return asked, tuple(path for path in others if path == asked or path.is_file())
 
 

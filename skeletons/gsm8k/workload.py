@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from skeletons.gsm8k.answers import is_correct, last_number
-from skeletons.reading import as_row, raw_rows, sha256, split_file
+from skeletons.reading import read_rows, sha256, split_file
 from splice.errors import DataError
 from splice.queries import Split
 from splice.records import Query
@@ -59,7 +59,7 @@ def load(data: Path | None, *, split: Split, options: Options) -> Workload:
     if data is None:
         raise DataError("gsm8k ships no questions: give a file or a folder of them")
     path = split_file(data, split)
-    rows = [as_row(row, Row, place) for place, row in raw_rows(path)]
+    rows = read_rows(path, Row)
     return Workload(
         name="gsm8k",
         about=_ABOUT,

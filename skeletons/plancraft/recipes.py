@@ -24,15 +24,13 @@ from pydantic import (
     model_validator,
 )
 
-from skeletons.reading import as_row, raw_rows, read_json, sha256
+from skeletons.reading import STEMS, as_row, raw_rows, read_json, sha256
 from splice.errors import DataError
 from splice.queries import Split
 from splice.records import Record
 
 Verb: TypeAlias = Literal["craft", "smelt"]
 """How an item is made: on a crafting table or in a furnace."""
-
-SPLIT_NAMES: Mapping[Split, str] = {"train": "train", "validation": "val", "test": "test"}
 
 
 class Need(Record):
@@ -273,7 +271,7 @@ def read_source(data: Path | None, split: Split) -> Source:
     if not data.is_dir():
         raise DataError(
             f"{data}: not a folder; it is to hold recipes.json, tags.json and "
-            f"tasks_{SPLIT_NAMES[split]}.jsonl"
+            f"tasks_{STEMS[split]}.jsonl"
         )
     return _read_folder(data, split)
 
@@ -290,9 +288,7 @@ def _package_folder() -> Path:
 
 
 def _read_folder(folder: Path, split: Split) -> Source:
-    paths = [
-        folder / name for name in ("recipes.json", "tags.json", f"tasks_{SPLIT_NAMES[split]}.jsonl")
-    ]
+    paths = [folder / name for name in ("recipes.json", "tags.json", f"tasks_{STEMS[split]}.jsonl")]
     recipe_path, tag_path, task_path = paths
     tags = _checked_tags(_folder_tags(tag_path))
     recipes = []
@@ -319,7 +315,7 @@ def _folder_tags(path: Path) -> dict[str, tuple[str, _TagRow]]:
 def _read_package(folder: Path, split: Split) -> Source:
     tag_paths = _json_files(folder / "environment" / "tags")
     recipe_paths = _json_files(folder / "environment" / "recipes")
-    task_path = folder / "data" / f"{SPLIT_NAMES[split]}.json"
+    task_path = folder / "data" / f"{STEMS[split]}.json"
     tags = _checked_tags(
         {path.stem: (f"{path}", as_row(read_json(path), _TagRow, f"{path}")) for path in tag_paths}
     )

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from importlib.resources import files
-from string import Template
 from typing import Final, Literal, TypeAlias
 
-from splice.errors import PromptError
 from splice.models.default import default_model
 from splice.models.protocol import ChatModel
-from splice.prompts import quote
+from splice.prompts import quote, render
 from splice.records import ChatMessage, ModelSettings, Request
 from splice.workflow import Workflow
 from splice.workload import Example
@@ -19,6 +16,9 @@ from splice.workload import Example
 Outcome: TypeAlias = Literal["solved", "unsolved", "unsure", "unparsed"]
 
 METRICS = ("solved",)
+
+PACKAGE = "skeletons.toolbench"
+"""Where the judge's prompt stands."""
 
 _SCORES: Final[dict[Outcome, float]] = {
     "solved": 1.0,
@@ -74,7 +74,7 @@ class JudgeScorer:
     async def _ask(self, example: Example, answer: str) -> str:
         if self._model is None:
             self._model = default_model(self._workflow, self._name)
-        prompt = render("judge", request=quote(example.query.text), answer=quote(answer))
+        prompt = render("judge", PACKAGE, request=quote(example.query.text), answer=quote(answer))
         request = Request(
             messages=(ChatMessage(role="user", content=prompt),),
             settings=_SETTINGS,
@@ -95,16 +95,3 @@ def parse_verdict(reply: str) -> Outcome:
     # The menu is checked after the match, or a verdict that was not offered would be passed over
     # for one that stands earlier.
     return _MENU.get(lines[-1].strip(" \t\r*_.`").lower(), "unparsed") if lines else "unparsed"
-
-
-def render(name: str, **values: str) -> str:
-    """Fill the template `name` beside this module; every placeholder must be given, and no more.
-
-    Raises:
-        PromptError: the values and the placeholders differ.
-    """
-    text = files("skeletons.toolbench").joinpath(f"{name}.txt").read_text("utf-8").rstrip("\n")
-    template = Template(text)
-    if differing := values.keys() ^ set(template.get_identifiers()):
-        raise PromptError(f"prompt {name!r}: missing or unused {sorted(differing)}")
-    return template.substitute(values)

@@ -18,7 +18,7 @@ from splice.prompts import one_line
 from splice.queries import Split
 from splice.records import Document, Query
 from splice.workflow import Agent, Function, Tool, Workflow, load_workflow
-from splice.workload import Example, Options, Workload
+from splice.workload import Example, Options, Workload, refuse_unknown
 
 OPTIONS = ("cache", "runs", "source", "judge")
 CALLERS = ("caller_a", "caller_b")
@@ -75,8 +75,7 @@ def load(data: Path | None, *, split: Split, options: Options) -> Workload:
 
 
 def _check(data: Path | None, options: Options) -> None:
-    if unknown := sorted(options.keys() - set(OPTIONS)):
-        raise SettingsError(f"unknown option {unknown[0]!r}; there are: {', '.join(OPTIONS)}")
+    refuse_unknown(options, OPTIONS)
     if "cache" in options and "runs" in options:
         raise SettingsError("cache and runs exclude each other: their responses must not be mixed")
     if "runs" in options and data is not None:

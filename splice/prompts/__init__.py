@@ -81,13 +81,13 @@ def one_line(text: str, limit: int = 400) -> str:
 
 
 @cache
-def _template(name: str) -> tuple[str, tuple[tuple[str, str], ...], frozenset[str]]:
+def _template(name: str, package: str) -> tuple[str, tuple[tuple[str, str], ...], frozenset[str]]:
     """A template as its first literal text, (placeholder, following literal) pairs, and names.
 
     The syntax is that of `string.Template`; cut up once, because rendering is on the path of every
     node.
     """
-    text = files(__name__).joinpath(f"{name}.txt").read_text("utf-8").rstrip("\n")
+    text = files(package).joinpath(f"{name}.txt").read_text("utf-8").rstrip("\n")
     pieces = re.split(r"\$([a-z_]+)", text)
     if set(pieces[1::2]) != set(Template(text).get_identifiers()):
         raise PromptError(
@@ -97,13 +97,15 @@ def _template(name: str) -> tuple[str, tuple[tuple[str, str], ...], frozenset[st
     return pieces[0], pairs, frozenset(pieces[1::2])
 
 
-def render(name: str, **values: str) -> str:
-    """Fill the template `name`; every placeholder must be given, and no more.
+def render(name: str, package: str = __name__, /, **values: str) -> str:
+    """Fill the template `name` of a package, by default of this one.
+
+    Every placeholder must be given, and no more.
 
     Raises:
         PromptError: the values and the placeholders differ.
     """
-    text, pairs, names = _template(name)
+    text, pairs, names = _template(name, package)
     if values.keys() != names:
         raise PromptError(f"prompt {name!r}: missing or unused {sorted(values.keys() ^ names)}")
     for placeholder, literal in pairs:

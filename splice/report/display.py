@@ -136,6 +136,15 @@ def as_percent(share: float) -> str:
     return f"{share:.0%}"
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines; the first column to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+        for row in rows
+    ]
+
+
 def depth_by_node(nodes: Sequence[NodeId], edges: Sequence[Edge]) -> dict[NodeId, int]:
     """Generation by node: one more than the deepest of its parents'."""
     depths: dict[NodeId, int] = {}

@@ -21,7 +21,7 @@ from splice.records import (
     Trace,
     Trial,
 )
-from splice.report.display import as_percent, counted, joined, shortened
+from splice.report.display import aligned, as_percent, counted, joined, shortened
 
 if TYPE_CHECKING:
     pass
@@ -347,11 +347,7 @@ def cost_rows(calls: Sequence[CallRecord]) -> list[_CostRow]:
 
 def cost_table(calls: Sequence[CallRecord]) -> list[str]:
     """Calls, tokens and money by stage, as aligned lines."""
-    rows = [_CostRow("stage", "calls", "tokens", "money"), *cost_rows(calls)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]))) for row in rows
-    ]
+    return aligned([_CostRow("stage", "calls", "tokens", "money"), *cost_rows(calls)])
 
 
 def as_money(cost: float | None) -> str:
