@@ -44,14 +44,11 @@ takes with it what refers to it; all the rest is read.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
-import stat
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -75,6 +72,7 @@ from pydantic import ValidationError
 
 from splice._version import __version__
 from splice.errors import StoreError
+from splice.lines import LineFile, check_regular
 from splice.records import (
     SCHEMA_VERSION,
     ModelIdentity,
@@ -204,11 +202,8 @@ class TraceStore:
         self.recovered: Damage | None = None
         """What was done about an incomplete last line, if there was one."""
         self._redact: Callable[[str], str] = redactor or str
-        self._sync = sync
         self._lock = threading.Lock()
-        self._file: int | None = self._open(create)
-        self._end = 0
-        self._is_torn = False
+        self._file = LineFile(self.path, create=create, sync=sync)
         try:
             loaded = self._take_over()
         except BaseException:
@@ -239,9 +234,7 @@ class TraceStore:
 
     def close(self) -> None:
         """Let go of the file. What was written is in it already."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        self._file.close()
 
     def contents(self) -> StoreContents:
         """Everything in the store; the file is read again if something was written since."""
@@ -298,7 +291,7 @@ class TraceStore:
         """
         with self._lock:
             id = self._put_trace(trace)
-            self._flush()
+            self._file.flush()
             return id
 
     def put_result(self, result: RepairResult) -> str:
@@ -309,7 +302,7 @@ class TraceStore:
         """
         with self._lock:
             id = self._put_result(result)
-            self._flush()
+            self._file.flush()
             return id
 
     def _put_run(self, run: NodeRun) -> _Id:
@@ -388,7 +381,7 @@ class TraceStore:
         packer = _Packer(self._texts, self._records, new)
         line = {name: packer.pack(name, value) for name, value in fields.items()}
         try:
-            self._write(_line(line if kind == "run" else {"kind": kind} | line))
+            self._file.append(_line(line if kind == "run" else {"kind": kind} | line))
         except BaseException:
             for name in reversed(new):
                 self._texts.discard(name)
@@ -396,93 +389,26 @@ class TraceStore:
         self._records.add(id)
         self._contents = None
 
-    def _open(self, create: bool) -> int:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        try:
-            _check_regular(self.path)
-            return os.open(self.path, flags, 0o666)
-        except OSError as error:
-            raise StoreError(
-                f"{self.path} can't be opened for writing: {error.strerror}"
-            ) from error
-
     def _take_over(self) -> _Loader:
-        """Become the writer: lock the file, read it, and make its end fit to be added to."""
-        file = self._descriptor()
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StoreError(
-                f"{self.path} is in use by another writer; a store has one writer at a time"
-            ) from error
-        except OSError as error:
-            raise StoreError(f"{self.path} can't be locked: {error.strerror}") from error
+        """Read the file, and make its end fit to be added to."""
         loaded = _load(self.path)
-        self._end = loaded.end
+        self._file.end = loaded.end
         tail = loaded.tail
         if tail is not None and tail.offset == loaded.end:
-            self._cut()
+            self._file.cut()
             loaded.damage.pop()
             self.recovered = tail.model_copy(update={"reason": f"{tail.reason}; it was cut off"})
         elif tail is not None:
-            self._write(b"\n")
+            self._file.append(b"\n")
             self.recovered = tail.model_copy(update={"reason": f"{tail.reason}; it was added"})
-        if self._end == 0:
+        if self._file.end == 0:
             header = {
                 "kind": "header",
                 "schema_version": SCHEMA_VERSION,
                 "engine_version": __version__,
             }
-            self._write(_line(header))
+            self._file.append(_line(header))
         return loaded
-
-    def _descriptor(self) -> int:
-        if self._file is None:
-            raise StoreError(f"{self.path} is closed")
-        return self._file
-
-    def _write(self, data: bytes) -> None:
-        """Add bytes to the file: all of them or, as far as the system lets us, none."""
-        file = self._descriptor()
-        if self._is_torn:
-            self._cut()
-        rest = memoryview(data)
-        try:
-            while rest:
-                rest = rest[self._write_some(file, rest) :]
-        except BaseException as error:
-            self._is_torn = True
-            if isinstance(error, OSError):
-                with suppress(StoreError):
-                    self._cut()
-                raise self._unwritable(error) from error
-            raise
-        self._end += len(data)
-
-    def _write_some(self, file: int, data: memoryview) -> int:
-        """Write some of `data`, and return how many bytes."""
-        return os.write(file, data)
-
-    def _cut(self) -> None:
-        """Cut off what is not a whole line at the end."""
-        try:
-            os.ftruncate(self._descriptor(), self._end)
-        except OSError as error:
-            raise self._unwritable(error) from error
-        self._is_torn = False
-
-    def _flush(self) -> None:
-        if not self._sync:
-            return
-        try:
-            os.fsync(self._descriptor())
-        except OSError as error:
-            raise self._unwritable(error) from error
-
-    def _unwritable(self, error: OSError) -> StoreError:
-        return StoreError(
-            f"{self.path} can't be written: {error.strerror}; every record before is safe"
-        )
 
 
 class _Id(str):
@@ -941,20 +867,9 @@ def _find(records: Mapping[str, _T], id: str, what: str) -> _T:
         raise _Unusable(f"refers to the {what} {id[:_SHORT]}, which is missing") from error
 
 
-def _check_regular(path: Path) -> None:
-    """Refuse folders, devices and pipes, which would be read forever.
-
-    Raises:
-        StoreError: there is something at `path` and it is no regular file.
-    """
-    with suppress(FileNotFoundError):
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise StoreError(f"{path} is not a regular file")
-
-
 def _load(path: Path) -> _Loader:
     try:
-        _check_regular(path)
+        check_regular(path)
         with path.open("rb") as file:
             return _load_lines(path, file)
     except OSError as error:

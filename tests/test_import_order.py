@@ -14,6 +14,7 @@ ORDER = (
     "_version",
     "errors",
     "files",
+    "lines",
     "sandbox",
     "records",
     "text",

@@ -19,6 +19,7 @@ from soon import soon
 
 import splice
 from splice.errors import StoreError
+from splice.lines import LineFile
 from splice.prompts import quote
 from splice.records import (
     SCHEMA_VERSION,
@@ -662,6 +663,7 @@ def test_a_killed_writer_loses_nothing_that_it_finished(path: Path, seed: int) -
 LIMITED_WRITER = """
 import resource, sys
 from splice.errors import StoreError
+from splice.lines import LineFile
 from splice.records import NodeRun
 from splice.store import TraceStore
 
@@ -691,7 +693,7 @@ def test_a_full_disk_stops_the_writer_and_spoils_nothing(path: Path) -> None:
     assert len(runs) > 5
 
 
-class _FailingStore(TraceStore):
+class _FailingFile(LineFile):
     """Writes a few bytes at a time, and fails after so many."""
 
     left = 1_000_000
@@ -701,30 +703,36 @@ class _FailingStore(TraceStore):
         if self.left <= 0:
             raise OSError(errno.EIO, "Input/output error")
         n_bytes = os.write(file, data[: min(7, self.left)])
-        self.left -= n_bytes
+        type(self).left -= n_bytes
         return n_bytes
 
-    def _cut(self) -> None:
+    def cut(self) -> None:
         if not self.can_cut:
             raise StoreError("can't cut")
-        super()._cut()
+        super().cut()
 
 
 @pytest.mark.parametrize("can_cut", [True, False])
-def test_a_partial_line_is_cut_off_before_the_next_is_written(path: Path, can_cut: bool) -> None:
+def test_a_partial_line_is_cut_off_before_the_next_is_written(
+    path: Path, can_cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(_FailingFile):
+        pass
+
+    monkeypatch.setattr("splice.store.LineFile", Failing)
     long = "a text that is long enough to be referred to\n"
-    with _FailingStore(path) as store:
+    with TraceStore(path) as store:
         first = store.put_node_run(make_run("a", "one", key="a"))
-        store.left, store.can_cut = 20, can_cut
+        Failing.left, Failing.can_cut = 20, can_cut
         with pytest.raises(StoreError, match="Input/output error; every record before is safe"):
             store.put_node_run(make_run("b", long))
         assert list(read_store(path).node_runs) == [first]
         assert list(store.memo()) == ["a"]
-        store.left = 1_000_000
+        Failing.left = 1_000_000
         if not can_cut:
             with pytest.raises(StoreError, match="can't cut"):
                 store.put_node_run(make_run("b", long))
-            store.can_cut = True
+            Failing.can_cut = True
         # Nothing may refer to the text of the line that failed.
         second = store.put_node_run(make_run("c", long.strip(), {"b": long}))
     contents = read_store(path)
