@@ -7,6 +7,7 @@ hand-set weights; nothing was fitted. Learned models take the place of `base_sco
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -89,6 +90,65 @@ def _most_concerned(workflow: Workflow, trace: Trace) -> frozenset[NodeId]:
     shares = {run.node: relevance(workflow, trace, run.node) for run in trace.node_runs}
     most = max(shares.values())
     return frozenset(node for node, share in shares.items() if share == most > 0)
+
+
+def query_features(workflow: Workflow, trace: Trace) -> dict[str, float]:
+    """What is known about a query after its base run; what a learned base score is fitted on.
+
+    Returns:
+        q_words, q_items: words of the question, and entities and numbers in it.
+        a_words: words of the answer; 0 if there is none.
+        a_declines: 1 if the answer declines or is missing.
+        q_in_a: share of the question's entities and numbers that the answer repeats.
+        a_in_out: token F1 of the answer and the output node's whole output.
+        n_declining, n_failed, n_truncated: nodes that declined; that delivered nothing; whose
+            reply was cut off.
+        concerned_declines: 1 if a node that the question concerns most declined.
+        tool_errors: share of tool calls that gave an error.
+        agree: mean token F1 over pairs of nodes with a common successor; 0 without such a pair.
+        survive: share of the content words of all other nodes that reach the output node's output.
+        best_edge: highest predicted probability of the candidate edges that may be tried.
+        n_edges: candidate edges that may be tried.
+        Ratios are in [0, 1], and 0 where there is nothing to count.
+
+    Source: method 2.3; the list is our own.
+    """
+    runs = trace.by_node
+    last = emitted(runs[workflow.output])
+    said = frozenset().union(
+        *(words(emitted(run)) for run in trace.node_runs if run.node != workflow.output)
+    )
+    asked = items(trace.query.text)
+    answer = "" if is_declining(trace.answer) else trace.answer or ""
+    declining = {run.node for run in trace.node_runs if declines(run)}
+    calls = [call for run in trace.node_runs for call in run.tool_calls]
+    scores = [scored.p_decisive for scored in diagnose(workflow, trace).edges]
+    return {
+        "q_words": float(len(trace.query.text.split())),
+        "q_items": float(len(asked)),
+        "a_words": float(len(answer.split())),
+        "a_declines": float(not answer),
+        "q_in_a": _share(asked, answer),
+        "a_in_out": token_f1(answer, last),
+        "n_declining": float(len(declining)),
+        "n_failed": float(
+            sum(run.status in ("failed", "skipped", "withheld") for run in trace.node_runs)
+        ),
+        "n_truncated": float(sum(run.is_truncated for run in trace.node_runs)),
+        "concerned_declines": float(bool(declining & _most_concerned(workflow, trace))),
+        "tool_errors": sum(call.outcome != "ok" for call in calls) / max(1, len(calls)),
+        "agree": _agreement(workflow, trace),
+        "survive": len(said & words(last)) / max(1, len(said)),
+        "best_edge": max(scores, default=0.0),
+        "n_edges": float(len(scores)),
+    }
+
+
+def _agreement(workflow: Workflow, trace: Trace) -> float:
+    """Mean token F1 of what nodes with a common successor emitted."""
+    pairs = {pair for run in trace.node_runs for pair in itertools.combinations(run.expected, 2)}
+    found = [token_f1(*(emitted(trace.by_node[node]) for node in pair)) for pair in pairs]
+    return sum(found) / max(1, len(found))
 
 
 # --- edge scores -----------------------------------------------------------------------------

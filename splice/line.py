@@ -112,7 +112,7 @@ async def repair_from(
         workflow,
         base,
         gap,
-        model=_writer(workflow, models, edge.edge.source, edge.edge.receiver),
+        model=writer_model(workflow, models, edge.edge.source, edge.edge.receiver),
         settings=settings.message,
         account=account,
         calls=calls,
@@ -213,7 +213,9 @@ def _refusal(diagnosis: Diagnosis, settings: RepairSettings, is_admitted: bool) 
     return None
 
 
-def _writer(workflow: Workflow, models: Models, source: str, receiver: str) -> ChatModel | None:
+def writer_model(
+    workflow: Workflow, models: Models, source: str, receiver: str
+) -> ChatModel | None:
     """The model that writes messages: the source's, else the receiver's; None for functions."""
     if not isinstance(models, Mapping):
         return models

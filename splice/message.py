@@ -220,6 +220,43 @@ def _message(
     )
 
 
+_FILLER = (
+    "The sky is often grey in the morning and clears later in the day.",
+    "A chair stands beside the table near the window of the room.",
+    "Water runs downhill and gathers in the lowest place it finds.",
+    "Bread is best when it is fresh and still a little warm.",
+    "The path along the river is pleasant to walk in summer.",
+    "People like to sit down together after a long day outside.",
+)
+"""Plain statements without a name, a number or anything that a question could be about."""
+
+
+def placebo(message: SpliceMessage, seed: int) -> SpliceMessage:
+    """A message of the same shape that carries nothing: the control for being told anything at all.
+
+    It has the lines of `message`, each with as many words, in filler sentences that have neither
+    names nor numbers, and no focus.
+
+    Args:
+        message: what the real trial delivers.
+        seed: chooses the sentence to begin with.
+    """
+    start = seed % len(_FILLER)
+    spoken = itertools.cycle(" ".join(_FILLER[start:] + _FILLER[:start]).split())
+
+    def filled(line: MessageLine) -> MessageLine:
+        n_words = len(line.text.split())
+        return MessageLine(text=" ".join(itertools.islice(spoken, n_words)), spans=())
+
+    return SpliceMessage(
+        source=message.source,
+        receiver=message.receiver,
+        key=filled(message.key),
+        lines=tuple(map(filled, message.lines)),
+        writer="placebo",
+    )
+
+
 # --- written by a model ----------------------------------------------------------------------
 
 

@@ -30,7 +30,6 @@ from splice.records import (
     Diagnosis,
     Edge,
     EdgeScore,
-    MessageLine,
     ModelIdentity,
     ModelSettings,
     NodeId,
@@ -39,14 +38,13 @@ from splice.records import (
     Record,
     RepairResult,
     Request,
-    SpliceMessage,
     Stage,
     Trace,
-    Trial,
 )
 from splice.selector import Selector
 from splice.text import norm
-from splice.workflow import Agent, Node, Workflow
+from splice.trial import resample, warmer
+from splice.workflow import Workflow
 
 
 class Outcome(Record):
@@ -166,8 +164,7 @@ class Bench:
         """The `nth` whole run (from 1) at the retry temperature; made once."""
         key = (base.query.id, base.trace.rollout + nth)
         if key not in self._reruns:
-            nodes = tuple(_at(node, self.retry_temperature) for node in base.workflow.nodes)
-            run = self.run(base, base.workflow.changed(nodes=nodes), nth=nth)
+            run = self.run(base, warmer(base.workflow, self.retry_temperature), nth=nth)
             self._reruns[key] = asyncio.create_task(run)
         return await self._reruns[key]
 
@@ -233,21 +230,15 @@ async def rerun(bench: Bench, base: BaseRun) -> Outcome:
     if not base.diagnosis.edges or base.diagnosis.admission == "never":
         return Outcome(answer=base.trace.answer)
     edge = base.diagnosis.edges[0].edge
-    again = {edge.receiver, *base.workflow.hops[edge.receiver]}
-
-    def recorded(
-        node: NodeId, messages: tuple[ChatMessage, ...], model: ModelIdentity | None
-    ) -> NodeRun | None:
-        return None if node in again else base.trace.by_node[node]
-
-    trace = await bench.run(base, base.workflow, nth=1, memo=recorded, stage="trial")
-    empty = SpliceMessage(
-        source=edge.source,
-        receiver=edge.receiver,
-        key=MessageLine(text="", spans=()),
-        writer="extractive",
+    trial = await resample(
+        base.workflow,
+        base.trace,
+        edge,
+        bench.models,
+        settings=bench.settings.run,
+        account=bench.account,
     )
-    trial = Trial(message=empty, trace=trace, receipt=())
+    trace = trial.trace
     answer = base.trace.answer
     if trace.answer != answer:
         _, decision = await weigh(
@@ -373,14 +364,6 @@ async def _with_selector(bench: Bench, base: BaseRun, edge: EdgeScore | None) ->
 def _taken(trace: Trace) -> Outcome:
     """The answer of another run, taken as it is."""
     return Outcome(answer=trace.answer, calls=trace.calls, candidate=trace.answer, is_tried=True)
-
-
-def _at(node: Node, temperature: float) -> Node:
-    """A node that asks its model at another temperature."""
-    if not isinstance(node, Agent):
-        return node
-    model = node.model.model_copy(update={"temperature": temperature})
-    return node.model_copy(update={"model": model})
 
 
 _NEXA_DISTANCE = 0.35

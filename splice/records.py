@@ -509,7 +509,8 @@ class SpliceMessage(Record):
     """Gap items that the source does not have."""
     n_dropped: int = 0
     """Lines that were left out because a quotation in them was not found verbatim."""
-    writer: Literal["extractive", "model"]
+    writer: Literal["extractive", "model", "placebo"]
+    """`placebo`: a control of the same size that says nothing about the query."""
 
     @property
     def text(self) -> str:
@@ -525,7 +526,7 @@ class Receipt(Record):
 
     node: NodeId
     action: Literal["reused", "rerun"]
-    reason: Literal["message", "input_changed", "input_unchanged", "not_reached"]
+    reason: Literal["message", "input_changed", "resampled", "input_unchanged", "not_reached"]
     changed: tuple[NodeId, ...] = ()
     """Parents whose delivered output differs from the base run's."""
 

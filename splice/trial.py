@@ -14,7 +14,9 @@ from splice.executor import (
 from splice.ledger import Account
 from splice.records import (
     CallRecord,
+    CandidateEdge,
     ChatMessage,
+    MessageLine,
     ModelIdentity,
     NodeId,
     NodeRun,
@@ -25,7 +27,7 @@ from splice.records import (
 )
 from splice.rendering import parent_block
 from splice.tools import ToolMemory
-from splice.workflow import Workflow
+from splice.workflow import Agent, Node, Workflow
 
 
 async def run_trial(
@@ -96,6 +98,74 @@ async def run_trial(
         trace=trace,
         receipt=_receipt(base, trace, message),
         stop_reason=_new_failure(base, trace),
+    )
+
+
+async def resample(
+    workflow: Workflow,
+    base: Trace,
+    edge: CandidateEdge,
+    models: Models,
+    *,
+    settings: RunSettings = RunSettings(),
+    temperature: float | None = None,
+    account: Account | None = None,
+) -> Trial:
+    """Run the receiver of `edge`, and what follows it, once more: no edge, no message.
+
+    What changes is the sampling seed, that of the next rollout; so at temperature 0 this measures
+    how far a model is from repeating itself.
+
+    Args:
+        workflow: the workflow that recorded `base`.
+        base: the base run.
+        edge: whose receiver runs again; the trial has an empty message from its source.
+        models: what answers the agents.
+        settings: limits; the rollout is the one after that of the base run.
+        temperature: of the agents that run again, where it is above their own; None: their own.
+        account: spending shared with other runs.
+    """
+    again = {edge.receiver, *workflow.hops[edge.receiver]}
+
+    def recorded(
+        node: NodeId, messages: tuple[ChatMessage, ...], model: ModelIdentity | None
+    ) -> NodeRun | None:
+        return None if node in again else base.by_node[node]
+
+    trace = await execute(
+        workflow if temperature is None else warmer(workflow, temperature),
+        base.query,
+        models,
+        settings=settings.model_copy(update={"rollout": base.rollout + 1}),
+        account=account,
+        memo=recorded,
+        stage="trial",
+    )
+    nothing = SpliceMessage(
+        source=edge.source,
+        receiver=edge.receiver,
+        key=MessageLine(text="", spans=()),
+        writer="extractive",
+    )
+    receipt = tuple(
+        line if line.action == "reused" else line.model_copy(update={"reason": "resampled"})
+        for line in _receipt(base, trace, nothing)
+    )
+    return Trial(
+        message=nothing, trace=trace, receipt=receipt, stop_reason=_new_failure(base, trace)
+    )
+
+
+def warmer(workflow: Workflow, temperature: float) -> Workflow:
+    """The workflow with no agent below a temperature."""
+    return workflow.changed(nodes=tuple(_at_least(node, temperature) for node in workflow.nodes))
+
+
+def _at_least(node: Node, temperature: float) -> Node:
+    if not isinstance(node, Agent) or node.model.temperature >= temperature:
+        return node
+    return node.model_copy(
+        update={"model": node.model.model_copy(update={"temperature": temperature})}
     )
 
 
