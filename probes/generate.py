@@ -39,6 +39,8 @@ class GenerateSettings(Record):
 
     limit: Annotated[int, Field(ge=1)] | None = None
     """Questions of each split, drawn by the seed; None: all."""
+    at_most: Annotated[int, Field(ge=1)] | None = None
+    """Questions that this command works on; None: all that are not complete."""
     concurrency: Annotated[int, Field(ge=1)] = 8
     """Questions in flight; the endpoint's own limits hold beside it."""
     budget: Budget = Budget()
@@ -117,6 +119,7 @@ async def generate(
     """
     wanted = manifest_of(workloads, models, probe)
     questions = list(questions_of(workloads, probe, settings.limit))
+    wanted = wanted.model_copy(update={"n_wanted": len(questions)})
     account = open_account(settings.budget)
     with Pool(folder, wanted) as pool:
         probing = {
@@ -256,6 +259,7 @@ class _Run:
         todo = self._todo()
         self.n_done = len(self.questions) - len(todo)
         self._tell()
+        todo = todo[: self.settings.at_most]
         waiting = iter(todo)
 
         async def worker() -> None:

@@ -81,6 +81,8 @@ class Manifest(Record):
     """None until a command that writes has come to its end."""
     files: Mapping[str, str] = {}
     """SHA-256 by name, as of the last such command."""
+    n_wanted: int | None = None
+    """Base runs that the last command was asked for."""
     parts: tuple[Manifest, ...] = ()
     """Manifests of the pools that this one was merged from."""
 
@@ -103,7 +105,7 @@ class Shard(NamedTuple):
     """By id, in the order of writing; those whose base record is missing are left out."""
 
 
-def read_writers(folder: str | Path, damage: list[Damage] | None = None) -> Iterator[Shard]:
+def read_shards(folder: str | Path, damage: list[Damage] | None = None) -> Iterator[Shard]:
     """Read a pool shard by shard, also one that is being written.
 
     Args:
@@ -392,6 +394,17 @@ def _locked(folder: Path) -> LineFile:
         raise
 
 
+def is_in_use(folder: Path) -> bool:
+    """Whether a process is at work on a pool."""
+    if not (folder / "lock").exists():
+        return False
+    try:
+        _locked(folder).close()
+    except StoreError:
+        return True
+    return False
+
+
 def _filtered(path: Path, kind: type[R], keep: Callable[[R], bool]) -> int:
     """Write a file anew without the records that are not wanted; return how many were left out."""
     records = list(shard_records(path, kind, []))
@@ -424,7 +437,11 @@ def _claimed(folder: Path, wanted: Manifest) -> Manifest:
                 f"{folder} was begun with {name}={old}; it can be raised, not lowered to {new}"
             )
     updated = known.model_copy(
-        update={"settings": wanted.settings, "sources": {**known.sources, **wanted.sources}}
+        update={
+            "settings": wanted.settings,
+            "sources": {**known.sources, **wanted.sources},
+            "n_wanted": wanted.n_wanted,
+        }
     )
     if updated != known:
         write_manifest(folder, updated)
@@ -450,11 +467,17 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_whole(folder / "manifest.json", f"{manifest.model_dump_json(indent=1)}\n")
 
 
-def summarised(folder: Path, manifest: Manifest) -> Manifest:
-    """The manifest with counts and hashes of what is there."""
+def summarised(
+    folder: Path,
+    manifest: Manifest,
+    damage: list[Damage] | None = None,
+    *,
+    is_hashed: bool = True,
+) -> Manifest:
+    """The manifest with counts and, unless it takes too long, hashes of what is there."""
     splits: dict[Split, dict[str, None]] = {}
     tally = Tally()
-    for shard in read_writers(folder):
+    for shard in read_shards(folder, damage):
         for base in shard.bases.values():
             splits.setdefault(base.split, {})[base.query_id] = None
         tally.add(shard)
@@ -462,6 +485,7 @@ def summarised(folder: Path, manifest: Manifest) -> Manifest:
         shard_path(folder, name, number)
         for number in shard_numbers(folder)
         for name in get_args(Name)
+        if is_hashed
     ]
     return manifest.model_copy(
         update={

@@ -1,6 +1,7 @@
 """The command line: data on stdout, progress and notes on stderr.
 
-Exit codes: 0 done (an answer that was retained is no failure), 1 failed, 2 wrong usage.
+Exit codes: 0 done (an answer that was retained is no failure), 1 failed, 2 wrong usage. Other
+packages add commands of their own as typer apps under the entry-point group `splice.commands`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -40,6 +42,8 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(models_cli.app, name="models")
 app.command()(evaluate_cli.evaluate)
 app.command()(selfcheck_cli.selfcheck)
+for _command in entry_points(group="splice.commands"):
+    app.add_typer(_command.load(), name=_command.name)
 
 WorkflowPath = Annotated[
     Path, typer.Argument(metavar="WORKFLOW", help="A workflow as a TOML file.")
@@ -63,9 +67,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def main() -> None:
-    """Run the command line; errors of ours become one line on stderr and exit code 1."""
+    """Run the command line."""
+    run_app(app, "splice")
+
+
+def run_app(commands: typer.Typer, name: str) -> None:
+    """Run commands; errors of ours become one line on stderr and exit code 1."""
     try:
-        app(prog_name="splice")
+        commands(prog_name=name)
     except SpliceError as error:
         _note(f"error: {error}")
         sys.exit(1)
@@ -226,7 +235,7 @@ def repair(
             _write(report, result_page(result))
         _exit_if_failed(loaded, _retained([result]))
         return
-    with _store(store) as opened, _progress(len(cases)) as progress:
+    with _store(store) as opened, _progress() as progress:
         batch = api.repair_many(
             loaded,
             [case.query for case in cases],
@@ -356,20 +365,11 @@ def _store(path: Path | None) -> Iterator[TraceStore | None]:
 
 
 @contextmanager
-def _progress(n: int) -> Iterator[Progress]:
-    """A progress bar on stderr, one task a stage."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
+def _progress() -> Iterator[Progress]:
+    from splice.report.progress import bars
 
-    columns = (TextColumn("{task.description:<7}"), BarColumn(), MofNCompleteColumn())
-    with Bars(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bars:
-        tasks = {stage: bars.add_task(stage, total=n) for stage in ("run", "repair")}
-
-        def show(stage: str, n_done: int, n_all: int) -> None:
-            bars.update(tasks[stage], completed=n_done, total=n_all)
-
-        yield show
+    with bars(("run", "repair")) as show:
+        yield lambda stage, n_done, n_all: show(stage, n_done, n_all, "")
 
 
 def _show_batch(batch: RepairBatch, cases: tuple[Case, ...], as_json: bool) -> None:

@@ -153,25 +153,7 @@ def _options(given: list[str]) -> Mapping[str, str]:
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """A progress bar on stderr, one task a stage; a line now and then where there is no terminal."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-    from rich.progress import Progress as Bars
+    from splice.report.progress import bars
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description:<9}"), BarColumn(), MofNCompleteColumn())
-    with Bars(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bars:
-        tasks = {stage: bars.add_task(stage, total=None) for stage in ("base", "policies")}
-
-        def show(stage: str, n_done: int, n_all: int) -> None:
-            bars.update(tasks[stage], completed=n_done, total=n_all)
-            if not console.is_terminal and (n_done % 10 == 0 or n_done == n_all):
-                console.print(f"{stage}: {n_done} of {n_all}")
-
-        yield show
+    with bars(("base", "policies")) as show:
+        yield lambda stage, n_done, n_all: show(stage, n_done, n_all, "")

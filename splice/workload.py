@@ -7,7 +7,7 @@ follows (runs, policies, statistics) does not know which one it has.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -15,10 +15,11 @@ from typing import Any, Protocol, TypeAlias
 
 from pydantic import ConfigDict, model_validator
 
+from splice.code import load_code
 from splice.errors import SettingsError
-from splice.queries import Split
+from splice.queries import Case, Split, load_cases
 from splice.records import Edge, Query, Record
-from splice.workflow import Workflow
+from splice.workflow import Workflow, load_workflow
 
 GROUP = "splice.workloads"
 """Entry-point group under which packages register loaders."""
@@ -101,6 +102,39 @@ class Loader(Protocol):
         ...
 
 
+def case_workload(workflow: Workflow, cases: Sequence[Case], *, split: Split) -> Workload:
+    """A workload of a workflow and a file of queries with reference answers.
+
+    Its one score, `correct`, is 1 if the answer contains a reference answer. A case that names no
+    split belongs to the one that is asked for.
+
+    Raises:
+        SettingsError: no case belongs to the split, or one has no reference answer.
+    """
+    own = [case for case in cases if case.split in (None, split)]
+    if not own:
+        raise SettingsError(f"no query of {workflow.name!r} belongs to split {split!r}")
+    for case in own:
+        if not case.answers:
+            raise SettingsError(
+                f"query {case.query.id!r} has no reference answer: give it `answers`, or its "
+                "answer can't be scored"
+            )
+    by_id = {case.query.id: case for case in own}
+    return Workload(
+        name=workflow.name,
+        about=workflow.description or f"Queries of your own for the workflow {workflow.name!r}.",
+        workflow=workflow,
+        examples=tuple(
+            Example(query=case.query, reference={"answers": case.answers}) for case in own
+        ),
+        metrics=("correct",),
+        score=lambda example, answer: {
+            "correct": float(bool(by_id[example.query.id].is_correct(answer)))
+        },
+    )
+
+
 def workload_names() -> tuple[str, ...]:
     """Names of the registered workloads, sorted."""
     return tuple(sorted(entry_points(group=GROUP).names))
@@ -125,6 +159,40 @@ def find_loader(name: str) -> Loader:
         raise SettingsError(f"no workload {name!r}; there are: {known}; or give module:function")
     registered: Loader = next(iter(found)).load()
     return registered
+
+
+def open_workload(
+    name: str,
+    data: Path | None,
+    *,
+    split: Split,
+    options: Options,
+    code: Path | None = None,
+) -> Workload:
+    """The workload of that name, or a workflow file with a file of queries.
+
+    Args:
+        name: of a registered workload; `module:function` of a loader; or path of a `.toml` file
+            with a workflow, for which `data` is a JSONL file of queries with answers.
+        data: the workload's data.
+        split: which part of the questions.
+        options: the workload's own settings; a workflow file has none.
+        code: a Python file with the functions and tools of the workflow file.
+
+    Raises:
+        SettingsError: there is no such workload, an option does not exist, or data is missing.
+        DataError, WorkflowError, QueryError: a file is missing or malformed.
+    """
+    if not name.endswith(".toml"):
+        if code is not None:
+            raise SettingsError("code goes with a workflow file; a workload brings its own")
+        return find_loader(name)(data, split=split, options=options)
+    refuse_unknown(options, ())
+    if data is None:
+        raise SettingsError(f"{name} needs a JSONL file of queries with answers: give it as data")
+    functions, tools = load_code(code) if code is not None else ({}, ())
+    workflow = load_workflow(name, functions=functions, tools=tools)
+    return case_workload(workflow, load_cases(data), split=split)
 
 
 def refuse_unknown(options: Options, known: Collection[str]) -> None:

@@ -1,0 +1,408 @@
+"""`splice probes`: generate a probe pool, look at it, merge and export it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from probes.estimate import Amount, Estimate
+    from probes.generate import Generated, GenerateSettings, Progress
+    from probes.plan import ProbeSettings
+    from probes.pool import Counts, Manifest
+    from splice.models.protocol import ChatModel
+    from splice.queries import Split
+    from splice.workload import Workload
+
+app = typer.Typer(
+    help="Probe pools: what each missing edge would have done, found out offline.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+PoolPath = Annotated[Path, typer.Argument(metavar="POOL", help="Folder of the pool.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+_SAMPLE = 3
+"""Questions that an estimate is judged by, at least."""
+
+
+@app.command()
+def generate(
+    workload: Annotated[
+        str,
+        typer.Argument(
+            help="A registered workload, module:function of a loader of your own, or a workflow "
+            "as a TOML file."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the pool; begun or gone on with.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="The workload's data; with a workflow, its queries as JSONL."),
+    ] = None,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(help="Part of the questions: train, validation, test. Default: train."),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", metavar="NAME=VALUE", help="Setting of the workload."),
+    ] = None,
+    code: Annotated[
+        Path | None, typer.Option(help="A Python file with the functions of the workflow.")
+    ] = None,
+    edges: Annotated[int, typer.Option(min=1, help="Edges tried for each question.")] = 2,
+    controls: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Share of the questions with resample and placebo."),
+    ] = 1 / 3,
+    rollouts: Annotated[int, typer.Option(min=1, help="Base runs of each question.")] = 1,
+    resample_temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=2.0, help="Of resampled nodes; default: their own."),
+    ] = None,
+    writer: Annotated[
+        Literal["extractive", "model"], typer.Option(help="Who writes messages.")
+    ] = "extractive",
+    metric: Annotated[str | None, typer.Option(help="Score that classes are made of.")] = None,
+    seed: Annotated[int, typer.Option(help="Of edges, controls and the order of questions.")] = 0,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Questions of each split, drawn by the seed.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Model at the endpoint, or embedded model by name."),
+    ] = None,
+    endpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL[=N]",
+            help="Endpoint that serves the model, and requests in flight there; several share "
+            "the work.",
+        ),
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the embedded model.")] = 1,
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="Requests in flight at each endpoint.")
+    ] = 8,
+    max_calls: Annotated[int | None, typer.Option(min=0, help="Model calls at most.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=0, help="Tokens at most.")] = None,
+    max_minutes: Annotated[
+        float | None, typer.Option(min=0.0, help="Begin no probe after so many minutes.")
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Make again what failed.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Probe three questions, which the pool keeps, and say what the rest would take.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run trial edges and controls for many questions, and keep all of it.
+
+    Started again with the same --out it goes on where it stopped, whatever stopped it. Limits are
+    for one command.
+    """
+    from probes.generate import GenerateSettings
+    from probes.plan import ProbeSettings
+    from splice.ledger import Budget
+    from splice.message import MessageSettings
+
+    probe = ProbeSettings(
+        n_edges=edges,
+        control_share=controls,
+        n_rollouts=rollouts,
+        resample_temperature=resample_temperature,
+        metric=metric,
+        seed=seed,
+        message=MessageSettings(writer=writer),
+    )
+    workloads = _workloads(workload, data, split or ["train"], option or [], code)
+    first = next(iter(workloads.values()))
+    asked = _model(first, model, threads, endpoint or [], concurrency)
+    n_places = len(endpoint or [""]) * concurrency
+    settings = GenerateSettings(
+        limit=limit,
+        concurrency=_open_questions(asked, n_places),
+        budget=Budget(max_calls=max_calls, max_tokens=max_tokens),
+        max_seconds=None if max_minutes is None else max(max_minutes * 60, 1e-3),
+        retry_failed=retry_failed,
+    )
+    work = _estimated if dry_run else _generated
+    asyncio.run(work(workloads, asked, out, probe, settings, as_json))
+
+
+@app.command()
+def status(pool: PoolPath, as_json: AsJson = False) -> None:
+    """Say what a pool is and how far it is; also while it is being made."""
+    from probes.pool import Damage, is_in_use, read_manifest, summarised
+
+    damage: list[Damage] = []
+    manifest = summarised(pool, read_manifest(pool), damage, is_hashed=False)
+    is_busy = is_in_use(pool)
+    if as_json:
+        import json
+
+        fields = manifest.model_dump(mode="json", exclude={"splits", "files", "parts"})
+        fields["n_by_split"] = {split: len(ids) for split, ids in manifest.splits.items()}
+        fields["is_in_use"] = is_busy
+        fields["damage"] = [line.model_dump() for line in damage]
+        typer.echo(json.dumps(fields, indent=1))
+        return
+    assert manifest.counts is not None
+    for line in _status_lines(manifest, manifest.counts, is_busy):
+        _say(line)
+    for hurt in damage:
+        _say(f"{hurt.file}:{hurt.line}: {hurt.reason}; generating again makes it anew", err=True)
+
+
+# --- what the commands share -----------------------------------------------------------------
+
+
+def _say(text: str, err: bool = False) -> None:
+    """Print text; names in it may come from a file of anybody's."""
+    from splice.report.display import visible
+
+    typer.echo(visible(text), err=err)
+
+
+def _workloads(
+    name: str, data: Path | None, splits: list[str], options: list[str], code: Path | None
+) -> Mapping[Split, Workload]:
+    """The workload by split."""
+    from typing import get_args
+
+    from splice.queries import Split as SplitName
+    from splice.workload import open_workload
+
+    known = get_args(SplitName)
+    for split in splits:
+        if split not in known:
+            raise typer.BadParameter(f"--split {split!r}; it is one of {', '.join(known)}")
+    chosen = _options(options)
+    return {
+        split: open_workload(name, data, split=split, options=chosen, code=code)
+        for split in known
+        if split in splits
+    }
+
+
+def _options(given: list[str]) -> Mapping[str, str]:
+    options = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"--option {text!r} is not NAME=VALUE")
+        options[name] = value
+    return options
+
+
+def _model(
+    workload: Workload, name: str | None, threads: int, endpoints: list[str], concurrency: int
+) -> ChatModel | None:
+    """What answers the agents; None for a workflow without agents."""
+    from splice.models.default import default_model
+
+    if not workload.workflow.agents:
+        return None
+    return default_model(
+        workload.workflow, name, threads=threads, endpoints=endpoints, concurrency=concurrency
+    )
+
+
+def _open_questions(model: ChatModel | None, n_places: int) -> int:
+    """Questions in flight that keep so many requests in flight.
+
+    Between two requests of a question the generator works on it, so there are half as many again.
+    The embedded model answers one request at a time; two questions keep it busy.
+    """
+    from splice.models.local import LocalModel
+
+    return 1 if isinstance(model, LocalModel) else n_places + (n_places + 1) // 2
+
+
+async def _generated(
+    workloads: Mapping[Split, Workload],
+    model: ChatModel | None,
+    out: Path,
+    probe: ProbeSettings,
+    settings: GenerateSettings,
+    as_json: bool,
+) -> None:
+    from probes.generate import generate as run_generator
+
+    _introduce(workloads, model, out)
+    try:
+        with _progress() as progress:
+            made = await run_generator(
+                workloads, model or {}, out, probe=probe, settings=settings, progress=progress
+            )
+    finally:
+        if model is not None:
+            await model.aclose()
+    for note in made.notes:
+        _say(f"note: {note}", err=True)
+    if as_json:
+        typer.echo(made.model_dump_json(exclude={"manifest": {"splits", "files"}}))
+        return
+    _say(_summary(made, out))
+
+
+async def _estimated(
+    workloads: Mapping[Split, Workload],
+    model: ChatModel | None,
+    out: Path,
+    probe: ProbeSettings,
+    settings: GenerateSettings,
+    as_json: bool,
+) -> None:
+    """Probe a few questions unless the pool has as many, and say what the rest will take."""
+    from probes.estimate import estimate
+    from probes.generate import generate as run_generator
+
+    _introduce(workloads, model, out)
+    few = settings.model_copy(update={"at_most": _SAMPLE})
+    n_known = _n_finished(out)
+    try:
+        if n_known >= _SAMPLE:
+            few = few.model_copy(update={"max_seconds": 1e-9})
+        with _progress() as progress:
+            made = await run_generator(
+                workloads, model or {}, out, probe=probe, settings=few, progress=progress
+            )
+    finally:
+        if model is not None:
+            await model.aclose()
+    found = estimate(out, made.n_questions - made.n_done, settings.concurrency)
+    if found is None:
+        _say("no question is finished, so there is nothing to judge by", err=True)
+        raise typer.Exit(1)
+    if as_json:
+        typer.echo(found.model_dump_json())
+        return
+    for line in _estimate_lines(found):
+        _say(line)
+
+
+def _n_finished(out: Path) -> int:
+    from probes.estimate import estimate
+
+    if not (out / "manifest.json").exists():
+        return 0
+    found = estimate(out, 1, 1)
+    return 0 if found is None else found.n_seen
+
+
+def _introduce(workloads: Mapping[Split, Workload], model: ChatModel | None, out: Path) -> None:
+    first = next(iter(workloads.values()))
+    asked = "no model" if model is None else _named(model)
+    counts = ", ".join(f"{len(w.examples):,} {split}" for split, w in workloads.items())
+    _say(f"{first.name}: {counts} questions; {asked}; the pool is {out}", err=True)
+
+
+def _named(model: ChatModel) -> str:
+    identity = model.identity(None)
+    return f"model {identity.name} ({identity.provider})"
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Progress], None]]:
+    from splice.report.progress import bars
+
+    with bars(("questions",)) as show:
+
+        def tell(progress: Progress) -> None:
+            note = f"{progress.n_probes:,} probes, {progress.n_calls:,} calls"
+            if progress.cost:
+                note += f", cost {progress.cost:.4g}"
+            if progress.n_failed:
+                note += f", {progress.n_failed:,} failed"
+            show("questions", progress.n_done, progress.n_questions, note)
+
+        yield tell
+
+
+def _summary(made: Generated, out: Path) -> str:
+    why = {
+        "done": "done",
+        "budget": "stopped: the budget is used up",
+        "time": "stopped: the time is up",
+    }[made.stop_reason]
+    lines = [
+        f"{why}; {made.n_done:,} of {made.n_questions:,} questions are complete",
+        f"this command made {made.n_bases:,} base runs and {made.n_probes:,} probes with "
+        f"{made.n_calls:,} calls and {made.n_tokens:,} tokens in {_duration(made.elapsed_s)}",
+    ]
+    if made.n_failed:
+        lines.append(f"{made.n_failed:,} of them failed: --retry-failed makes them again")
+    if made.n_done < made.n_questions:
+        lines.append("the same command goes on")
+    else:
+        lines.append(f"next: splice probes inspect {out}")
+    return "\n".join(lines)
+
+
+def _status_lines(manifest: Manifest, counts: Counts, is_busy: bool) -> Iterator[str]:
+    from splice.report.display import counted
+
+    models = ", ".join(model.name for model in manifest.models) or "no model"
+    yield f"{manifest.workload}; {models}; {'being made' if is_busy else 'at rest'}"
+    splits = ", ".join(f"{len(ids):,} {split}" for split, ids in manifest.splits.items())
+    yield f"{counted(counts.n_questions, 'question')} begun ({splits or 'none'})"
+    if manifest.n_wanted is not None:
+        yield f"the last command was asked for {counted(manifest.n_wanted, 'base run')}"
+    failed = f", {counts.n_failed_bases:,} of them failed" if counts.n_failed_bases else ""
+    yield f"{counted(counts.n_bases, 'base run')}{failed}"
+    arms = ", ".join(f"{n:,} {arm}" for arm, n in counts.by_arm.items())
+    yield f"{counted(counts.n_probes, 'probe')}{f' ({arms})' if arms else ''}"
+    if counts.by_outcome:
+        yield "outcomes: " + ", ".join(f"{n:,} {name}" for name, n in counts.by_outcome.items())
+    cost = "unknown" if counts.cost is None else f"{counts.cost:.4g}"
+    yield f"{counted(counts.n_calls, 'call')}, {counted(counts.n_tokens, 'token')}, cost {cost}"
+
+
+def _estimate_lines(found: Estimate) -> Iterator[str]:
+    from splice.report.display import aligned
+
+    yield (
+        f"{found.n_left:,} questions are left; judged by {found.n_seen:,} that are finished, with "
+        f"{found.concurrency:,} in flight:"
+    )
+    rows = [
+        ["", "estimate", "95% interval"],
+        _row("calls", found.calls),
+        _row("prompt tokens", found.prompt_tokens),
+        _row("completion tokens", found.completion_tokens),
+        ["cost", "unknown", ""] if found.cost is None else _row("cost", found.cost, "{:,.2f}"),
+        _row("minutes", found.seconds, "{:,.1f}", 1 / 60),
+    ]
+    yield from aligned(rows)
+    yield "what was probed for this is in the pool; without --dry-run the same command goes on"
+
+
+def _row(name: str, amount: Amount, form: str = "{:,.0f}", scale: float = 1.0) -> list[str]:
+    between = (
+        "unknown"
+        if amount.low is None or amount.high is None
+        else f"{form.format(amount.low * scale)} to {form.format(amount.high * scale)}"
+    )
+    return [name, form.format(amount.mean * scale), between]
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
