@@ -21,9 +21,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, NamedTuple, Self, TypeAlias, TypeVar, get_args
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, TypeVar, get_args
 
 from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
 
 from probes.plan import ProbeSettings
 from probes.probing import Finished, Known
@@ -32,6 +33,7 @@ from splice._version import __version__
 from splice.errors import SettingsError, StoreError
 from splice.files import read_text, write_whole
 from splice.lines import LineFile
+from splice.prompts import without_surrogates
 from splice.queries import Split
 from splice.records import ModelIdentity, Record
 from splice.store import TraceStore
@@ -216,12 +218,31 @@ class _Writer:
             trace = self.store.put_trace(finished.trace)
             record = record.model_copy(update={"trace": trace})
         file = self.bases if isinstance(record, BaseRecord) else self.probes
-        file.append(record.model_dump_json().encode("utf-8", "backslashreplace") + b"\n")
+        file.append(_line(record))
 
     def close(self) -> None:
         self.bases.close()
         self.probes.close()
         self.store.close()
+
+
+def _line(record: BaseRecord | ProbeRecord) -> bytes:
+    """A record as a line; lone surrogates, which the trace keeps, are replaced."""
+    try:
+        return record.model_dump_json().encode() + b"\n"
+    except PydanticSerializationError:
+        clean = _without_surrogates(record.model_dump())
+        return type(record).model_validate(clean).model_dump_json().encode() + b"\n"
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return without_surrogates(value)
+    if isinstance(value, Mapping):
+        return {key: _without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_without_surrogates, value))
+    return value
 
 
 def _opened(path: Path) -> LineFile:
@@ -385,12 +406,16 @@ class Pool:
         return self.manifest
 
 
+class PoolInUse(StoreError):
+    """Raised if another process works on a pool."""
+
+
 def _locked(folder: Path) -> LineFile:
     try:
         return LineFile(folder / "lock")
     except StoreError as error:
         if "in use" in str(error):
-            raise StoreError(f"{folder}: another process works on this pool") from None
+            raise PoolInUse(f"{folder}: another process works on this pool") from None
         raise
 
 
@@ -400,8 +425,10 @@ def is_in_use(folder: Path) -> bool:
         return False
     try:
         _locked(folder).close()
-    except StoreError:
+    except PoolInUse:
         return True
+    except StoreError:
+        return False
     return False
 
 

@@ -58,6 +58,8 @@ class BaseRecord(Record):
     diagnosis: Diagnosis | None = None
     features: Mapping[str, float] = {}
     """What is known about the query after its base run; see `splice.diagnosis.query_features`."""
+    n_candidates: int = 0
+    """Missing forward edges of its workflow."""
     gap_edges: tuple[Edge, ...] | None = None
     """True gap edges, where the workload knows them."""
     failed_nodes: tuple[NodeId, ...] = ()
