@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -14,11 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from probes.estimate import Amount, Estimate
-    from probes.generate import Generated, GenerateSettings, Progress
+    from probes.generate import Engine, Generated, GenerateSettings, Progress
     from probes.plan import ProbeSettings
     from probes.pool import Counts, Manifest
-    from splice.models.protocol import ChatModel
+    from splice.executor import Models
     from splice.queries import Split
+    from splice.workflow import Workflow
     from splice.workload import Workload
 
 app = typer.Typer(
@@ -92,12 +94,29 @@ def generate(
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of the embedded model.")] = 1,
     concurrency: Annotated[
-        int, typer.Option(min=1, help="Requests in flight at each endpoint.")
+        int,
+        typer.Option(min=1, help="Requests in flight at each endpoint; with Ray, of each worker."),
     ] = 8,
     max_calls: Annotated[int | None, typer.Option(min=0, help="Model calls at most.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=0, help="Tokens at most.")] = None,
+    max_cost: Annotated[
+        float | None, typer.Option(min=0.0, help="Money at most; needs --price.")
+    ] = None,
+    price: Annotated[
+        tuple[float, float] | None,
+        typer.Option(
+            metavar="PROMPT COMPLETION", help="Money per million tokens of the model at endpoints."
+        ),
+    ] = None,
     max_minutes: Annotated[
         float | None, typer.Option(min=0.0, help="Begin no probe after so many minutes.")
+    ] = None,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="Where the coroutines run.")
+    ] = "local",
+    ray_workers: Annotated[int, typer.Option(min=1, help="Processes on the Ray cluster.")] = 2,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Of a Ray cluster; default: RAY_ADDRESS, else this machine.")
     ] = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Make again what failed.")
@@ -120,6 +139,7 @@ def generate(
     from probes.plan import ProbeSettings
     from splice.ledger import Budget
     from splice.message import MessageSettings
+    from splice.models.default import n_places
 
     probe = ProbeSettings(
         n_edges=edges,
@@ -132,17 +152,29 @@ def generate(
     )
     workloads = _workloads(workload, data, split or ["train"], option or [], code)
     first = next(iter(workloads.values()))
-    asked = _model(first, model, threads, endpoint or [], concurrency)
-    n_places = len(endpoint or [""]) * concurrency
+    make_models = partial(
+        _models, first.workflow, model, threads, tuple(endpoint or ()), concurrency, price
+    )
+    models = make_models()
+    n_workers = ray_workers if engine == "ray" else 1
+    n_requests = n_workers * n_places(endpoint or (), concurrency)
     settings = GenerateSettings(
         limit=limit,
-        concurrency=_open_questions(asked, n_places),
-        budget=Budget(max_calls=max_calls, max_tokens=max_tokens),
+        concurrency=_open_questions(models, n_requests),
+        budget=Budget(max_calls=max_calls, max_tokens=max_tokens, max_cost=max_cost),
         max_seconds=None if max_minutes is None else max(max_minutes * 60, 1e-3),
         retry_failed=retry_failed,
     )
-    work = _estimated if dry_run else _generated
-    asyncio.run(work(workloads, asked, out, probe, settings, as_json))
+    with ExitStack() as stack:
+        ray = None
+        if engine == "ray":
+            from probes.ray_engine import RayEngine
+
+            ray = stack.enter_context(
+                RayEngine(make_models, n_workers=ray_workers, address=ray_address)
+            )
+        command = _Command(workloads, models, out, probe, settings, ray)
+        asyncio.run(command.estimate(as_json) if dry_run else command.generate(as_json))
 
 
 @app.command()
@@ -167,6 +199,70 @@ def status(pool: PoolPath, as_json: AsJson = False) -> None:
         _say(line)
     for hurt in damage:
         _say(f"{hurt.file}:{hurt.line}: {hurt.reason}; generating again makes it anew", err=True)
+
+
+@app.command()
+def inspect(
+    pool: PoolPath,
+    html: Annotated[Path | None, typer.Option(help="Also write a page, into this file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is in a pool: outcomes, the noise floor, which edges matter."""
+    from probes.inspection import inspect as look
+    from probes.inspection_text import inspection_text
+    from splice.files import write_whole
+
+    found = look(pool)
+    typer.echo(found.model_dump_json() if as_json else inspection_text(found))
+    if html is not None:
+        from probes.inspection_page import inspection_page
+
+        write_whole(html, inspection_page(found))
+        _say(f"wrote {html}", err=True)
+
+
+@app.command()
+def merge(
+    pools: Annotated[list[Path], typer.Argument(metavar="POOL...", help="Folders of pools.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the new pool.")],
+    as_json: AsJson = False,
+) -> None:
+    """Make one pool of several, such as one for each data set."""
+    from probes.merge import merge as run_merge
+
+    merged = run_merge(pools, out)
+    if as_json:
+        typer.echo(merged.model_dump_json(exclude={"manifest": {"splits", "files", "parts"}}))
+        return
+    counts = merged.manifest.counts
+    assert counts is not None
+    _say(
+        f"{counts.n_questions:,} questions and {counts.n_probes:,} probes of {len(pools)} pools are "
+        f"in {out}"
+    )
+
+
+@app.command()
+def export(
+    pool: PoolPath,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the tables.")],
+    form: Annotated[
+        Literal["parquet", "csv"], typer.Option("--format", help="Of the tables.")
+    ] = "parquet",
+    as_json: AsJson = False,
+) -> None:
+    """Write the numbers of a pool as tables, without any text.
+
+    One row for each probe and one for each base run, with scores, classes, features, evidence and
+    costs; and the manifest.
+    """
+    from probes.export import export as run_export
+
+    written = run_export(pool, out, format=form)
+    if as_json:
+        typer.echo(written.model_dump_json())
+        return
+    _say(f"wrote {written.n_probes:,} probes and {written.n_bases:,} base runs into {out}")
 
 
 # --- what the commands share -----------------------------------------------------------------
@@ -210,91 +306,105 @@ def _options(given: list[str]) -> Mapping[str, str]:
     return options
 
 
-def _model(
-    workload: Workload, name: str | None, threads: int, endpoints: list[str], concurrency: int
-) -> ChatModel | None:
-    """What answers the agents; None for a workflow without agents."""
+def _models(
+    workflow: Workflow,
+    name: str | None,
+    threads: int,
+    endpoints: tuple[str, ...],
+    concurrency: int,
+    price: tuple[float, float] | None,
+) -> Models:
+    """What answers the agents; nothing for a workflow without agents."""
     from splice.models.default import default_model
+    from splice.records import Price
 
-    if not workload.workflow.agents:
-        return None
+    if not workflow.agents:
+        return {}
     return default_model(
-        workload.workflow, name, threads=threads, endpoints=endpoints, concurrency=concurrency
+        workflow,
+        name,
+        threads=threads,
+        endpoints=endpoints,
+        concurrency=concurrency,
+        price=None if price is None else Price(prompt=price[0], completion=price[1]),
     )
 
 
-def _open_questions(model: ChatModel | None, n_places: int) -> int:
+def _open_questions(models: Models, n_requests: int) -> int:
     """Questions in flight that keep so many requests in flight.
 
-    Between two requests of a question the generator works on it, so there are half as many again.
-    The embedded model answers one request at a time; two questions keep it busy.
+    Between two requests of a question the generator is at work on it, so there are half as many
+    again. The embedded model answers one request at a time.
     """
     from splice.models.local import LocalModel
 
-    return 1 if isinstance(model, LocalModel) else n_places + (n_places + 1) // 2
+    return 1 if isinstance(models, LocalModel) else n_requests + (n_requests + 1) // 2
 
 
-async def _generated(
-    workloads: Mapping[Split, Workload],
-    model: ChatModel | None,
-    out: Path,
-    probe: ProbeSettings,
-    settings: GenerateSettings,
-    as_json: bool,
-) -> None:
-    from probes.generate import generate as run_generator
+class _Command(NamedTuple):
+    """A pool that is to be generated."""
 
-    _introduce(workloads, model, out)
-    try:
-        with _progress() as progress:
-            made = await run_generator(
-                workloads, model or {}, out, probe=probe, settings=settings, progress=progress
-            )
-    finally:
-        if model is not None:
-            await model.aclose()
-    for note in made.notes:
-        _say(f"note: {note}", err=True)
-    if as_json:
-        typer.echo(made.model_dump_json(exclude={"manifest": {"splits", "files"}}))
-        return
-    _say(_summary(made, out))
+    workloads: Mapping[Split, Workload]
+    models: Models
+    out: Path
+    probe: ProbeSettings
+    settings: GenerateSettings
+    engine: Engine | None
 
+    async def generate(self, as_json: bool) -> None:
+        """Generate the pool, and say what was done."""
+        made = await self._made(self.settings)
+        if as_json:
+            typer.echo(made.model_dump_json(exclude={"manifest": {"splits", "files"}}))
+            return
+        _say(_summary(made, self.out))
 
-async def _estimated(
-    workloads: Mapping[Split, Workload],
-    model: ChatModel | None,
-    out: Path,
-    probe: ProbeSettings,
-    settings: GenerateSettings,
-    as_json: bool,
-) -> None:
-    """Probe a few questions unless the pool has as many, and say what the rest will take."""
-    from probes.estimate import estimate
-    from probes.generate import generate as run_generator
+    async def estimate(self, as_json: bool) -> None:
+        """Probe a few questions unless the pool has as many, and say what the rest will take."""
+        from probes.estimate import estimate
 
-    _introduce(workloads, model, out)
-    few = settings.model_copy(update={"at_most": _SAMPLE})
-    n_known = _n_finished(out)
-    try:
-        if n_known >= _SAMPLE:
-            few = few.model_copy(update={"max_seconds": 1e-9})
-        with _progress() as progress:
-            made = await run_generator(
-                workloads, model or {}, out, probe=probe, settings=few, progress=progress
-            )
-    finally:
-        if model is not None:
-            await model.aclose()
-    found = estimate(out, made.n_questions - made.n_done, settings.concurrency)
-    if found is None:
-        _say("no question is finished, so there is nothing to judge by", err=True)
-        raise typer.Exit(1)
-    if as_json:
-        typer.echo(found.model_dump_json())
-        return
-    for line in _estimate_lines(found):
-        _say(line)
+        few = max(0, _SAMPLE - _n_finished(self.out))
+        made = await self._made(self.settings.model_copy(update={"at_most": few}))
+        found = estimate(self.out, made.n_questions - made.n_done, self.settings.concurrency)
+        if found is None:
+            _say("no question is finished, so there is nothing to judge by", err=True)
+            raise typer.Exit(1)
+        if as_json:
+            typer.echo(found.model_dump_json())
+            return
+        for line in _estimate_lines(found):
+            _say(line)
+
+    async def _made(self, settings: GenerateSettings) -> Generated:
+        from probes.generate import generate as run_generator
+
+        self._introduce()
+        try:
+            with _progress() as progress:
+                made = await run_generator(
+                    self.workloads,
+                    self.models,
+                    self.out,
+                    probe=self.probe,
+                    settings=settings,
+                    engine=self.engine,
+                    progress=progress,
+                )
+        finally:
+            if not isinstance(self.models, Mapping):
+                await self.models.aclose()
+        for note in made.notes:
+            _say(f"note: {note}", err=True)
+        return made
+
+    def _introduce(self) -> None:
+        first = next(iter(self.workloads.values()))
+        asked = "no model"
+        if not isinstance(self.models, Mapping):
+            identity = self.models.identity(None)
+            asked = f"model {identity.name} ({identity.provider})"
+        counts = ", ".join(f"{len(w.examples):,} {split}" for split, w in self.workloads.items())
+        _say(f"{first.name}: {counts} questions; {asked}; the pool is {self.out}", err=True)
 
 
 def _n_finished(out: Path) -> int:
@@ -304,18 +414,6 @@ def _n_finished(out: Path) -> int:
         return 0
     found = estimate(out, 1, 1)
     return 0 if found is None else found.n_seen
-
-
-def _introduce(workloads: Mapping[Split, Workload], model: ChatModel | None, out: Path) -> None:
-    first = next(iter(workloads.values()))
-    asked = "no model" if model is None else _named(model)
-    counts = ", ".join(f"{len(w.examples):,} {split}" for split, w in workloads.items())
-    _say(f"{first.name}: {counts} questions; {asked}; the pool is {out}", err=True)
-
-
-def _named(model: ChatModel) -> str:
-    identity = model.identity(None)
-    return f"model {identity.name} ({identity.provider})"
 
 
 @contextmanager

@@ -39,12 +39,13 @@ class GenerateSettings(Record):
 
     limit: Annotated[int, Field(ge=1)] | None = None
     """Questions of each split, drawn by the seed; None: all."""
-    at_most: Annotated[int, Field(ge=1)] | None = None
+    at_most: Annotated[int, Field(ge=0)] | None = None
     """Questions that this command works on; None: all that are not complete."""
     concurrency: Annotated[int, Field(ge=1)] = 8
     """Questions in flight; the endpoint's own limits hold beside it."""
     budget: Budget = Budget()
-    """What this command may spend."""
+    """What this command may spend. Another engine than the local one may go over it by the records
+    in flight."""
     max_seconds: Annotated[float, Field(gt=0)] | None = None
     """After so many seconds no further probe is begun."""
     retry_failed: bool = False
@@ -120,6 +121,8 @@ async def generate(
     wanted = manifest_of(workloads, models, probe)
     questions = list(questions_of(workloads, probe, settings.limit))
     wanted = wanted.model_copy(update={"n_wanted": len(questions)})
+    if settings.budget.max_cost is not None:
+        _require_prices(next(iter(workloads.values())), models)
     account = open_account(settings.budget)
     with Pool(folder, wanted) as pool:
         probing = {
@@ -134,7 +137,8 @@ async def generate(
             )
             for split, workload in workloads.items()
         }
-        return await _Run(probing, pool, questions, probe, settings, progress).finish()
+        far = settings.budget if engine is not None else Budget()
+        return await _Run(probing, pool, questions, probe, settings, far, progress).finish()
 
 
 def manifest_of(
@@ -188,6 +192,17 @@ def _identities(workload: Workload, models: Models) -> tuple[ModelIdentity, ...]
     return tuple(found[key] for key in sorted(found))
 
 
+def _require_prices(workload: Workload, models: Models) -> None:
+    """Refuse a budget in money where nobody knows what a call costs."""
+    answering = resolve_models(workload.workflow, models)
+    for node in workload.workflow.agents:
+        if answering[node.id].price(node.model.name) is None:
+            raise SettingsError(
+                f"the budget is in money, and the price of the model of node {node.id!r} is unknown: "
+                "name one with --price, or limit tokens"
+            )
+
+
 def questions_of(
     workloads: Mapping[Split, Workload], probe: ProbeSettings, limit: int | None
 ) -> Iterator[Question]:
@@ -231,6 +246,7 @@ class _Run:
         questions: Sequence[Question],
         probe: ProbeSettings,
         settings: GenerateSettings,
+        budget: Budget,
         progress: Callable[[Progress], None] | None,
     ) -> None:
         self.probing = probing
@@ -238,13 +254,15 @@ class _Run:
         self.probe = probe
         self.questions = questions
         self.settings = settings
+        self.budget = budget
+        """What is checked between records, as no account reserves it."""
         self.progress = progress
         self.notes: list[str] = []
         self.stop: Literal["done", "budget", "time"] = "done"
         self.began = time.perf_counter()
         self.n_done = 0
         self.n_bases = self.n_probes = self.n_failed = 0
-        self.n_calls = self.n_tokens = 0
+        self.n_calls = self.n_tokens = self.n_uncounted = 0
         self.cost: float | None = 0.0
         self._n_in_a_row = 0
         self._last_failure = ""
@@ -349,7 +367,18 @@ class _Run:
             self._known.update(self.pool.known([id for id in ids if id in self.pool.outcomes]))
         return self._known.pop(question.base_id)
 
+    def _is_spent(self) -> bool:
+        """Whether the budget is used up; what is not known counts as too much."""
+        calls, tokens, cost = self.budget.max_calls, self.budget.max_tokens, self.budget.max_cost
+        return (
+            (calls is not None and self.n_calls >= calls)
+            or (tokens is not None and (self.n_tokens >= tokens or self.n_uncounted > 0))
+            or (cost is not None and (self.cost is None or self.cost >= cost))
+        )
+
     def _is_over(self) -> bool:
+        if self.stop == "done" and self._is_spent():
+            self.stop = "budget"
         limit = self.settings.max_seconds
         if self.stop == "done" and limit is not None:
             self.stop = "time" if time.perf_counter() - self.began >= limit else "done"
@@ -364,6 +393,7 @@ class _Run:
         ledger = record.ledger
         self.n_calls += ledger.n_calls
         self.n_tokens += ledger.tokens
+        self.n_uncounted += ledger.n_uncounted
         known = None not in (self.cost, ledger.cost)
         self.cost = (self.cost or 0.0) + (ledger.cost or 0.0) if known else None
         if isinstance(record, BaseRecord):
