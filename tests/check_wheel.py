@@ -27,6 +27,7 @@ WANTED = {
         f"skeletons/topologies/{path.name}"
         for path in (ROOT / "skeletons/topologies").glob("*.toml")
     ),
+    "probes/templates/inspection.html.j2",
     "splice/sample/workflow.toml",
     "splice/sample/queries.jsonl",
     "splice/sample/documents/routes.txt",
