@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from splice.models.limits import Limits
     from splice.models.local import LocalModel
     from splice.models.scripted import ScriptedModel
+    from splice.models.spread import Spread
     from splice.queries import Case, load_cases
     from splice.records import (
         Abstention,
@@ -83,6 +84,7 @@ _HOME = {
     "splice.models.limits": ("Limits",),
     "splice.models.local": ("LocalModel",),
     "splice.models.scripted": ("ScriptedModel",),
+    "splice.models.spread": ("Spread",),
     "splice.queries": ("Case", "load_cases"),
     "splice.records": (
         "Abstention",
@@ -135,6 +137,7 @@ __all__ = [
     "ScriptedModel",
     "SettingsError",
     "SpliceError",
+    "Spread",
     "StoreError",
     "Tool",
     "Trace",
