@@ -95,7 +95,7 @@ def generate(
     threads: Annotated[int, typer.Option(min=1, help="Threads of the embedded model.")] = 1,
     concurrency: Annotated[
         int,
-        typer.Option(min=1, help="Requests in flight at each endpoint; with Ray, of each worker."),
+        typer.Option(min=1, help="Requests in flight at each endpoint, for each process."),
     ] = 8,
     max_calls: Annotated[int | None, typer.Option(min=0, help="Model calls at most.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=0, help="Tokens at most.")] = None,
@@ -111,6 +111,10 @@ def generate(
     max_minutes: Annotated[
         float | None, typer.Option(min=0.0, help="Begin no probe after so many minutes.")
     ] = None,
+    processes: Annotated[
+        int,
+        typer.Option(min=1, help="Processes that share the questions; one manages 200 calls/s."),
+    ] = 1,
     engine: Annotated[
         Literal["local", "ray"], typer.Option(help="Where the coroutines run.")
     ] = "local",
@@ -137,6 +141,7 @@ def generate(
     """
     from probes.generate import GenerateSettings
     from probes.plan import ProbeSettings
+    from splice.errors import SettingsError
     from splice.ledger import Budget
     from splice.message import MessageSettings
     from splice.models.default import n_places
@@ -155,8 +160,10 @@ def generate(
     make_models = partial(
         _models, first.workflow, model, threads, tuple(endpoint or ()), concurrency, price
     )
+    if engine == "ray" and processes > 1:
+        raise SettingsError("--processes is for the local engine; with Ray give --ray-workers")
     models = make_models()
-    n_workers = ray_workers if engine == "ray" else 1
+    n_workers = ray_workers if engine == "ray" else processes
     n_requests = n_workers * n_places(endpoint or (), concurrency)
     settings = GenerateSettings(
         limit=limit,
@@ -173,8 +180,11 @@ def generate(
             ray = stack.enter_context(
                 RayEngine(make_models, n_workers=ray_workers, address=ray_address)
             )
-        command = _Command(workloads, models, out, probe, settings, ray)
-        asyncio.run(command.estimate(as_json) if dry_run else command.generate(as_json))
+        command = _Command(workloads, models, make_models, out, probe, settings, processes, ray)
+        if dry_run:
+            command.estimate(as_json)
+        else:
+            command.generate(as_json)
 
 
 @app.command()
@@ -346,25 +356,27 @@ class _Command(NamedTuple):
 
     workloads: Mapping[Split, Workload]
     models: Models
+    make_models: Callable[[], Models]
     out: Path
     probe: ProbeSettings
     settings: GenerateSettings
+    n_processes: int
     engine: Engine | None
 
-    async def generate(self, as_json: bool) -> None:
+    def generate(self, as_json: bool) -> None:
         """Generate the pool, and say what was done."""
-        made = await self._made(self.settings)
+        made = self._made(self.settings)
         if as_json:
             typer.echo(made.model_dump_json(exclude={"manifest": {"splits", "files"}}))
             return
         _say(_summary(made, self.out))
 
-    async def estimate(self, as_json: bool) -> None:
+    def estimate(self, as_json: bool) -> None:
         """Probe a few questions unless the pool has as many, and say what the rest will take."""
         from probes.estimate import estimate
 
         few = max(0, _SAMPLE - _n_finished(self.out))
-        made = await self._made(self.settings.model_copy(update={"at_most": few}))
+        made = self._made(self.settings.model_copy(update={"at_most": few}))
         found = estimate(self.out, made.n_questions - made.n_done, self.settings.concurrency)
         if found is None:
             _say("no question is finished, so there is nothing to judge by", err=True)
@@ -375,27 +387,45 @@ class _Command(NamedTuple):
         for line in _estimate_lines(found):
             _say(line)
 
-    async def _made(self, settings: GenerateSettings) -> Generated:
-        from probes.generate import generate as run_generator
+    def _made(self, settings: GenerateSettings) -> Generated:
+        from probes.processes import generate_in_processes
 
         self._introduce()
-        try:
-            with _progress() as progress:
-                made = await run_generator(
+        with _progress() as progress:
+            if self.n_processes > 1:
+                made = generate_in_processes(
                     self.workloads,
-                    self.models,
+                    self.make_models,
                     self.out,
+                    n_processes=self.n_processes,
                     probe=self.probe,
                     settings=settings,
-                    engine=self.engine,
                     progress=progress,
                 )
-        finally:
-            if not isinstance(self.models, Mapping):
-                await self.models.aclose()
+            else:
+                made = asyncio.run(self._made_here(settings, progress))
         for note in made.notes:
             _say(f"note: {note}", err=True)
         return made
+
+    async def _made_here(
+        self, settings: GenerateSettings, progress: Callable[[Progress], None]
+    ) -> Generated:
+        from probes.generate import generate as run_generator
+
+        try:
+            return await run_generator(
+                self.workloads,
+                self.models,
+                self.out,
+                probe=self.probe,
+                settings=settings,
+                engine=self.engine,
+                progress=progress,
+            )
+        finally:
+            if not isinstance(self.models, Mapping):
+                await self.models.aclose()
 
     def _introduce(self) -> None:
         first = next(iter(self.workloads.values()))

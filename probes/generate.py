@@ -21,7 +21,7 @@ from probes.probing import Finished, Known, Prober, Probing
 from probes.records import BaseRecord, ProbeRecord
 from splice.errors import BudgetExceeded, ModelError, SettingsError
 from splice.executor import Models, model_identity, resolve_models
-from splice.ledger import Budget, open_account
+from splice.ledger import Account, Budget, open_account
 from splice.queries import Split
 from splice.records import ModelIdentity, Record, digest
 from splice.workload import Workload
@@ -118,27 +118,61 @@ async def generate(
         StoreError: another process has the pool, or the disk is full: the pool is safe.
         ModelError: one failure after another, as when an endpoint is down; the pool is safe.
     """
-    wanted = manifest_of(workloads, models, probe)
-    questions = list(questions_of(workloads, probe, settings.limit))
-    wanted = wanted.model_copy(update={"n_wanted": len(questions)})
-    if settings.budget.max_cost is not None:
-        _require_prices(next(iter(workloads.values())), models)
-    account = open_account(settings.budget)
-    with Pool(folder, wanted) as pool:
+    plan = planned(workloads, models, probe, settings)
+    with Pool(folder, plan.manifest) as pool:
+        notes = repaired(pool, settings)
         probing = {
             split: engine(workload, probe)
             if engine is not None
             else Prober(
                 models,
                 score=workload.score,
-                metric=wanted.metric,
+                metric=plan.manifest.metric,
                 settings=probe,
-                account=account,
+                account=plan.account,
             )
             for split, workload in workloads.items()
         }
         far = settings.budget if engine is not None else Budget()
-        return await _Run(probing, pool, questions, probe, settings, far, progress).finish()
+        run = Run(probing, pool, plan.questions, probe, settings, far, progress)
+        made = await run.finish()
+        return made.model_copy(update={"manifest": pool.finish(), "notes": notes})
+
+
+class Plan(NamedTuple):
+    """What a command is to do, checked."""
+
+    manifest: Manifest
+    questions: Sequence[Question]
+    account: Account | None
+
+
+def planned(
+    workloads: Mapping[Split, Workload],
+    models: Models,
+    probe: ProbeSettings,
+    settings: GenerateSettings,
+) -> Plan:
+    """Check all that can be checked before the first call; errors are those of `generate`."""
+    wanted = manifest_of(workloads, models, probe)
+    questions = list(questions_of(workloads, probe, settings.limit))
+    if settings.budget.max_cost is not None:
+        _require_prices(next(iter(workloads.values())), models)
+    return Plan(
+        wanted.model_copy(update={"n_wanted": len(questions)}),
+        questions,
+        open_account(settings.budget),
+    )
+
+
+def repaired(pool: Pool, settings: GenerateSettings) -> tuple[str, ...]:
+    """Make a pool fit to go on with, and say what was out of order."""
+    notes = []
+    if settings.retry_failed and (n := pool.forget_failed()):
+        notes.append(f"{n} failed records are made again")
+    for damage in pool.damage:
+        notes.append(f"{damage.file}:{damage.line}: {damage.reason}; it is made again")
+    return tuple(notes)
 
 
 def manifest_of(
@@ -236,8 +270,8 @@ def _lot(seed: int, query_id: str) -> float:
     return random.Random(f"{seed}:order:{query_id}").random()
 
 
-class _Run:
-    """One command at work on a pool."""
+class Run:
+    """One process at work on a pool."""
 
     def __init__(
         self,
@@ -257,7 +291,6 @@ class _Run:
         self.budget = budget
         """What is checked between records, as no account reserves it."""
         self.progress = progress
-        self.notes: list[str] = []
         self.stop: Literal["done", "budget", "time"] = "done"
         self.began = time.perf_counter()
         self.n_done = 0
@@ -270,10 +303,6 @@ class _Run:
 
     async def finish(self) -> Generated:
         """Do all that there is to do, or stop."""
-        if self.settings.retry_failed and (n := self.pool.forget_failed()):
-            self.notes.append(f"{n} failed records are made again")
-        for damage in self.pool.damage:
-            self.notes.append(f"{damage.file}:{damage.line}: {damage.reason}; it is made again")
         todo = self._todo()
         self.n_done = len(self.questions) - len(todo)
         self._tell()
@@ -296,7 +325,7 @@ class _Run:
                 task.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
         return Generated(
-            manifest=self.pool.finish(),
+            manifest=self.pool.manifest,
             stop_reason=self.stop,
             n_questions=len(self.questions),
             n_done=self.n_done,
@@ -307,7 +336,6 @@ class _Run:
             n_tokens=self.n_tokens,
             cost=self.cost,
             elapsed_s=time.perf_counter() - self.began,
-            notes=tuple(self.notes),
         )
 
     def _todo(self) -> list[Question]:

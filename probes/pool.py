@@ -277,6 +277,8 @@ class Pool:
             StoreError: another process has the pool, or it can't be read or written.
         """
         self.folder = Path(folder)
+        self.part = (0, 1)
+        """Which of how many processes works on this pool here: new shards are every so manieth."""
         self.damage: list[Damage] = []
         self._writers: dict[int, _Writer] = {}
         try:
@@ -360,9 +362,11 @@ class Pool:
         """Choose the shard of a question that is begun or gone on with, and keep it open."""
         number = self._shard_of.get(base_id)
         if number is None:
-            number = max(self._n_by_shard, default=0)
+            first, step = self.part
+            own = [n for n in self._n_by_shard if n % step == first]
+            number = max(own, default=first)
             if self._n_by_shard[number] >= SHARD:
-                number += 1
+                number += step
             self._shard_of[base_id] = number
             self._n_by_shard[number] += 1
         self._opened(number).n_users += 1

@@ -24,8 +24,17 @@ from splice.executor import Models, execute
 from splice.ledger import Account, spending
 from splice.line import evidence_of, writer_model
 from splice.message import placebo, verify, write_message
-from splice.records import CallRecord, SpliceMessage, Trace, Trial, digest
+from splice.records import (
+    CallRecord,
+    CandidateEdge,
+    EdgeScore,
+    SpliceMessage,
+    Trace,
+    Trial,
+    digest,
+)
 from splice.trial import resample, run_trial
+from splice.workflow import Workflow
 from splice.workload import Example, Scorer, Scores
 
 OUTSIDE: Final = frozenset({"model", "timeout", "run_timeout"})
@@ -128,16 +137,15 @@ class Prober:
         failure, scores = _outside_failure(trace), None
         if failure is None:
             scores, failure = await self._scored(example, trace.answer)
-        found = (
-            {}
-            if failure is not None
-            else {
+        found: dict[str, object] = {}
+        if failure is None:
+            diagnosis = diagnose(workflow, trace)
+            found = {
                 "scores": scores,
                 "score": None if scores is None else scores[self.metric],
-                "diagnosis": diagnose(workflow, trace),
-                "features": query_features(workflow, trace),
+                "diagnosis": diagnosis,
+                "features": query_features(workflow, trace, diagnosis),
             }
-        )
         record = BaseRecord(
             id=question.base_id,
             workload=question.workload,
@@ -148,6 +156,7 @@ class Prober:
             question_kind=example.kind,
             workflow=workflow.fingerprint,
             answer=trace.answer,
+            n_candidates=len(workflow.candidate_edges),
             gap_edges=example.gap_edges,
             failed_nodes=tuple(run.node for run in trace.node_runs if run.status == "failed"),
             failure=failure,
@@ -168,7 +177,7 @@ class Prober:
         began = time.perf_counter()
         calls: list[CallRecord] = []
         example, workflow, edge = question.example, question.workflow, planned.edge
-        scored = score_edge(workflow, trace, edge)
+        scored = _edge_score(base, workflow, trace, edge)
         trial = await self._trial(question, trace, planned, probes, calls)
         found: dict[str, object] = {"outcome": "no_message"}
         if trial is not None:
@@ -220,9 +229,9 @@ class Prober:
             return trial
         if planned.arm == "placebo":
             real = probes[probe_id(question.base_id, "edge", edge.ends)].message
-            assert real is not None
             seed = int(question.base_id[:8], 16)
-            message: SpliceMessage | None = placebo(real, seed)
+            # An edge whose worker died has left no message to be imitated.
+            message: SpliceMessage | None = placebo(real, seed) if real is not None else None
         else:
             message = await write_message(
                 workflow,
@@ -282,6 +291,15 @@ class Prober:
             return (await found if isawaitable(found) else found), None
         except Exception as error:
             return None, f"the scorer raised {type(error).__name__}: {error}"[:500]
+
+
+def _edge_score(
+    base: BaseRecord, workflow: Workflow, trace: Trace, edge: CandidateEdge
+) -> EdgeScore:
+    """The score in the base record; made anew for an edge that the diagnosis leaves out."""
+    known = base.diagnosis.edges if base.diagnosis is not None else ()
+    found = (scored for scored in known if scored.edge.ends == edge.ends)
+    return next(found, None) or score_edge(workflow, trace, edge)
 
 
 def _outcomes(probes: Mapping[str, ProbeRecord]) -> dict[str, str]:

@@ -92,8 +92,13 @@ def _most_concerned(workflow: Workflow, trace: Trace) -> frozenset[NodeId]:
     return frozenset(node for node, share in shares.items() if share == most > 0)
 
 
-def query_features(workflow: Workflow, trace: Trace) -> dict[str, float]:
+def query_features(workflow: Workflow, trace: Trace, diagnosis: Diagnosis) -> dict[str, float]:
     """What is known about a query after its base run; what a learned base score is fitted on.
+
+    Args:
+        workflow: that recorded `trace`.
+        trace: the base run.
+        diagnosis: made of the same trace by `diagnose`.
 
     Returns:
         q_words, q_items: words of the question, and entities and numbers in it.
@@ -122,7 +127,7 @@ def query_features(workflow: Workflow, trace: Trace) -> dict[str, float]:
     answer = "" if is_declining(trace.answer) else trace.answer or ""
     declining = {run.node for run in trace.node_runs if declines(run)}
     calls = [call for run in trace.node_runs for call in run.tool_calls]
-    scores = [scored.p_decisive for scored in diagnose(workflow, trace).edges]
+    scores = [scored.p_decisive for scored in diagnosis.edges]
     return {
         "q_words": float(len(trace.query.text.split())),
         "q_items": float(len(asked)),

@@ -109,9 +109,14 @@ the memory."""
 _MOST_HEADER: Final = 4096
 """Bytes; no header is longer."""
 
+_MOST_RECENT: Final = 1024
+"""Records that a store remembers to have put: those of some dozen questions at once."""
+
 _HEADER_START: Final = b'{"kind":"header"'
 
 _SHAPES_ONLY: Final = Redactor()
+
+_R = TypeVar("_R", bound=Record)
 
 
 class Damage(Record):
@@ -215,6 +220,8 @@ class TraceStore:
         self._times = {id: (run.started_s, run.elapsed_s) for id, run in loaded.node_runs.items()}
         self._contents: StoreContents | None = loaded.contents()
         self._memo = dict(self._contents.memo)
+        self._recent: dict[int, tuple[Record, _Id]] = {}
+        """Records that were put of late with their ids, by the address of the object."""
         self._memo_ids = {
             run.key: _Id(id)
             for id, run in loaded.node_runs.items()
@@ -309,6 +316,21 @@ class TraceStore:
         if run.key is not None and self._memo.get(run.key) is run:
             # The usual case: each run comes once when it ends, and again with all that it is in.
             return self._memo_ids[run.key]
+        return self._once(run, self._put_new_run)
+
+    def _once(self, record: _R, put: Callable[[_R], _Id]) -> _Id:
+        """The id of a record that may be an object that was put already, as in each trial."""
+        known = self._recent.get(id(record))
+        if known is not None:
+            return known[1]
+        name = put(record)
+        if len(self._recent) >= _MOST_RECENT:
+            self._recent.clear()
+        # With the object, so that no other one can come to stand at its address.
+        self._recent[id(record)] = record, name
+        return name
+
+    def _put_new_run(self, run: NodeRun) -> _Id:
         clean = _redacted(run, self._redact)
         content = _run_content(clean)
         if clean.model is not None:
@@ -331,9 +353,9 @@ class TraceStore:
     def _put_trace(self, trace: Trace) -> _Id:
         runs = [self._put_run(run) for run in trace.node_runs]
         times = [(run.started_s, run.elapsed_s) for run in trace.node_runs]
-        clean = _redacted(trace, self._redact)
+        clean = _redacted(trace, self._redact, leave=frozenset({"query"}))
         content = {
-            "query": self._put("query", clean.query.model_dump(exclude_defaults=True)),
+            "query": self._once(trace.query, self._put_query),
             "workflow": self._put("workflow", clean.model_dump(include=_WORKFLOW)),
             "node_runs": [(run, *pair) for run, pair in zip(runs, times, strict=True)],
             **clean.model_dump(exclude=_WORKFLOW | {"query", "node_runs"}, exclude_defaults=True),
@@ -353,6 +375,10 @@ class TraceStore:
         ]
         self._append("trace", id, stored)
         return id
+
+    def _put_query(self, query: Query) -> _Id:
+        clean = _redacted(query, self._redact)
+        return self._put("query", clean.model_dump(exclude_defaults=True))
 
     def _put_result(self, result: RepairResult) -> _Id:
         base = self._put_trace(result.base)
@@ -477,16 +503,16 @@ def _memorize(memo: dict[str, NodeRun], run: NodeRun, is_changed: bool) -> None:
         memo.setdefault(run.key, run)
 
 
-_R = TypeVar("_R", bound=Record)
-
-
-def _redacted(record: _R, redact: Callable[[str], str]) -> _R:
+def _redacted(record: _R, redact: Callable[[str], str], leave: frozenset[str] = frozenset()) -> _R:
     """The record without secrets; the same object if it holds none.
 
-    Traces and node runs inside are left as they are: they are stored, and redacted, on their own.
+    Traces and node runs inside are left as they are, and so are the fields in `leave`: they are
+    stored, and redacted, on their own.
     """
     changed = {}
     for name in _text_fields(type(record)):
+        if name in leave:
+            continue
         value = getattr(record, name)
         clean = _redacted_value(value, redact)
         if clean is not value:

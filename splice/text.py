@@ -8,9 +8,43 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import wraps
 from itertools import pairwise, takewhile
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+_MOST_REMEMBERED: Final = 1 << 20
+"""Characters of texts that one function remembers: those of some hundred queries at once."""
+
+_ENTRY: Final = 64
+"""What remembering a text takes beside its characters, in characters."""
+
+
+def _remembered(function: Callable[[str], T]) -> Callable[[str], T]:
+    """Keep what a pure function made of recent texts.
+
+    Diagnosis, message and evidence ask the same things of the same few texts for every edge of a
+    query. Once the limit is reached all is forgotten, which needs no order to be kept.
+    """
+    made: dict[str, T] = {}
+    n_chars = 0
+
+    @wraps(function)
+    def remembering(text: str) -> T:
+        nonlocal n_chars
+        found = made.get(text)
+        if found is None:
+            found = function(text)
+            n_chars += len(text) + _ENTRY
+            if n_chars > _MOST_REMEMBERED:
+                made.clear()
+                n_chars = len(text) + _ENTRY
+            made[text] = found
+        return found
+
+    return remembering
 
 
 def _lexicon(text: str) -> frozenset[str]:
@@ -34,6 +68,7 @@ _LINE_MARKS = re.compile(r"^(?:(?:[-*+•‣>]|#{1,6}+)\s++)++")
 _EMPHASIS = re.compile(r"[*_`~]+")
 
 
+@_remembered
 def norm(text: str) -> str:
     r"""Fold what does not change the meaning: case, compatibility forms, quotes, markup, spaces.
 
@@ -75,6 +110,7 @@ _WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _LONGEST_FUNCTION_WORD = 3
 
 
+@_remembered
 def words(text: str) -> frozenset[str]:
     """Content words: alphabetic tokens longer than three characters.
 
@@ -122,11 +158,16 @@ def token_f1(a: str, b: str) -> float:
     >>> token_f1("", "barn"), token_f1("", " ")
     (0.0, 1.0)
     """
-    left, right = Counter(tokens(a)), Counter(tokens(b))
+    left, right = _bag(a), _bag(b)
     if not left and not right:
         return float(norm(a) == norm(b))
     shared = (left & right).total()
     return 2 * shared / (left.total() + right.total())
+
+
+@_remembered
+def _bag(text: str) -> Counter[str]:
+    return Counter(tokens(text))
 
 
 _ASCII_MARKS = str.maketrans({"−": "-", "＋": "+", "％": "%", "，": ",", "．": ".", "’": "'"})
@@ -144,6 +185,7 @@ _NUMBER = re.compile(
 )
 
 
+@_remembered
 def numbers(text: str) -> frozenset[str]:
     """Numbers in canonical form: no separators, no trailing zeros, `%` kept, currency dropped.
 
@@ -194,6 +236,7 @@ _LOOKBACK = 24
 """Longest abbreviation looked for, in characters."""
 
 
+@_remembered
 def sentences(text: str) -> tuple[tuple[int, int], ...]:
     r"""Character spans of the sentences, without bullets and outer spaces.
 
@@ -367,6 +410,7 @@ def entities(text: str, gazetteer: Collection[str] = ()) -> tuple[str, ...]:
     return tuple(found.values())
 
 
+@_remembered
 def items(text: str) -> tuple[str, ...]:
     """What a subtask or an output is about: its entities, then its numbers, each in order.
 
@@ -496,11 +540,23 @@ def contains(haystack: str, needle: str) -> bool:
     >>> contains("New Yorkers paid 12.5", "New York"), contains("paid 12.5", "12")
     (False, False)
     """
-    number = _NUMBER.fullmatch(needle.strip().translate(_ASCII_MARKS))
-    if number:
-        return _canonical(number) in numbers(haystack)
-    pieces = " ".join(_PIECE.findall(norm(needle)))
-    return bool(pieces) and f" {pieces} " in f" {' '.join(_PIECE.findall(norm(haystack)))} "
+    if number := _as_number(needle):
+        return number in numbers(haystack)
+    pieces = _pieces(needle)
+    return pieces != "  " and pieces in _pieces(haystack)
+
+
+@_remembered
+def _as_number(text: str) -> str:
+    """A text that is one number, in canonical form; the empty text for any other."""
+    match = _NUMBER.fullmatch(text.strip().translate(_ASCII_MARKS))
+    return _canonical(match) if match else ""
+
+
+@_remembered
+def _pieces(text: str) -> str:
+    """The whole words of a text, each between two spaces."""
+    return f" {' '.join(_PIECE.findall(norm(text)))} "
 
 
 _ANSWER_LINE = re.compile(r"[ \t>*_#`-]*+answer[ \t*_]*+[:：](.*)", re.IGNORECASE)
@@ -618,8 +674,11 @@ def is_refusal(text: str | None) -> bool:
     [False, False, False]
     """
     text = (text or "").strip()
-    if len(text) > _LONGEST_REFUSAL:
-        return False
+    return len(text) <= _LONGEST_REFUSAL and _gives_nothing(text)
+
+
+@_remembered
+def _gives_nothing(text: str) -> bool:
     if all(unicodedata.category(c).startswith(("P", "Z", "C")) for c in text):
         return True
     kinds = {_refusal_kind(text[start:end]) for start, end in sentences(text)}

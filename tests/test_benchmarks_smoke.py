@@ -5,6 +5,7 @@ import pytest
 REASON = "benchmarks/ is importable from the root of the repository only"
 graphs = pytest.importorskip("benchmarks.graphs", reason=REASON)
 engines = pytest.importorskip("benchmarks.engines", reason=REASON)
+pool = pytest.importorskip("benchmarks.pool", reason=REASON)
 report = pytest.importorskip("benchmarks.report", reason=REASON)
 speed = pytest.importorskip("benchmarks.speed", reason=REASON)
 storage = pytest.importorskip("benchmarks.storage", reason=REASON)
@@ -101,3 +102,24 @@ def test_a_block_is_replaced_and_the_page_around_it_stays():
     assert report.replace_block(page, "new") == f"above\n{report.BEGIN}\nnew\n{report.END}\nbelow\n"
     with pytest.raises(ValueError, match="the page has no"):
         report.replace_block("no markers", "new")
+
+
+def test_the_mean_in_flight_counts_only_what_lies_between_the_two_moments():
+    log = [(0.0, 1), (1.0, 1), (3.0, -1), (9.0, -1)]
+    assert pool.mean_in_flight(log, 0.5, 4.5) == pytest.approx((0.5 * 1 + 2 * 2 + 1.5 * 1) / 4)
+
+
+async def test_a_pool_against_the_server_never_has_more_in_flight_than_allowed():
+    found = await pool.flow(20, n_open=4, limit=3, latency_s=0.01)
+    assert found.n_probes >= 14
+    assert found.n_calls > found.n_probes
+    assert 0 < found.in_flight <= 3
+    assert found.share == pytest.approx(found.in_flight / 3)
+    assert "| 4 | " in pool.flow_table([found])
+
+
+async def test_the_memory_of_a_growing_pool_is_sampled():
+    found = await pool.memory(20, n_open=4, n_samples=4)
+    assert found.mib[-1][0] >= 20 > found.mib[0][0]
+    assert all(mib > 0 for _, mib in found.mib)
+    assert "| peak | " in pool.memory_table(found)

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 import splice
 from splice import diagnosis
 from splice.abstention import wire
-from splice.diagnosis import base_score, diagnose, edge_features, find_gap, score_edge
+from splice.diagnosis import (
+    base_score,
+    diagnose,
+    edge_features,
+    find_gap,
+    query_features,
+    score_edge,
+)
 from splice.material import material, readable
 from splice.models.scripted import ScriptedModel
 from splice.records import (
@@ -484,3 +491,52 @@ def test_a_diagnosis_of_ones_own_takes_the_place_of_the_heuristics() -> None:
 
     result = splice.repair(workflow, QUESTION, model=model, diagnoser=nothing)
     assert (result.diagnosis.base_reasons, result.stop_reason) == (("mine",), "no_edge")
+
+
+# --- features of the query -------------------------------------------------------------------
+
+
+def test_features_of_a_query_are_read_off_the_base_run() -> None:
+    workflow = flow(
+        agent("routes", "Where is the stop?"),
+        agent("visas", "How many hours?"),
+        agent("desk", "Answer."),
+        edges="routes>desk visas>desk",
+    )
+    trace = traced(
+        workflow,
+        {
+            "routes": "The stop from Lisbon is Doha.",
+            "visas": Abstention(category="Insufficient Input", rationale="The stop is missing."),
+            "desk": "From Lisbon: unknown stop, perhaps Doha.",
+        },
+        tools={
+            "routes": (
+                ToolCall(name="look", arguments="{}", result="Doha", outcome="ok"),
+                ToolCall(name="look", arguments="{}", result="no", outcome="error"),
+            )
+        },
+    )
+    found = query_features(workflow, trace, diagnose(workflow, trace))
+    assert found["q_words"] == len(QUESTION.split())
+    assert found["q_items"] == 1
+    assert found["q_in_a"] == 1.0
+    assert found["a_words"] == len((trace.answer or "").split())
+    assert found["a_in_out"] == 1.0
+    assert found["a_declines"] == 0.0
+    assert (found["n_declining"], found["n_failed"], found["n_truncated"]) == (1, 0, 0)
+    assert found["tool_errors"] == 0.5
+    assert found["survive"] == 1.0
+    assert found["n_edges"] == 1
+    assert found["best_edge"] == diagnose(workflow, trace).edges[0].p_decisive
+
+
+@given(runs())
+@settings(deadline=None)
+def test_features_of_a_query_are_finite_and_shares_are_shares(run: tuple[Workflow, Trace]) -> None:
+    workflow, trace = run
+    found = query_features(workflow, trace, diagnose(workflow, trace))
+    counts = {"q_words", "q_items", "a_words", "n_declining", "n_failed", "n_truncated", "n_edges"}
+    assert counts < found.keys()
+    assert all(value >= 0 and value == int(value) for value in map(found.get, counts))
+    assert all(0 <= value <= 1 for name, value in found.items() if name not in counts)

@@ -16,6 +16,7 @@ from splice.material import Piece, holds, material
 from splice.message import (
     MessageSettings,
     extract_message,
+    placebo,
     read_message,
     verify,
     write_message,
@@ -35,7 +36,7 @@ from splice.records import (
     ToolCall,
     Trace,
 )
-from splice.text import contains, items
+from splice.text import contains, items, numbers
 from splice.workflow import Agent, Workflow
 
 QUESTION = "I fly from Lisbon. How many hours may I stay at the stop?"
@@ -464,3 +465,37 @@ def test_spans_are_looked_up_in_the_senders_material_and_nobody_elses() -> None:
     made_by = workflow(visas=("The stop from Lisbon is Doha.",), papers=())
     assert verify(made_by, trace(made_by, output="x"), made(GOOD)) is None
     assert verify(made_by, trace(made_by, output="x"), made(GOOD, source="visas")) is not None
+
+
+# --- the placebo -----------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 150), min_size=1, max_size=5), st.integers(0, 1 << 40))
+def test_a_placebo_has_the_shape_of_the_message_and_says_nothing(
+    lengths: list[int], seed: int
+) -> None:
+    spoken = [" ".join(["Doha"] * n) for n in lengths]
+    lines = [MessageLine(text=text, spans=()) for text in spoken]
+    message = SpliceMessage(
+        source="routes",
+        receiver="visas",
+        key=lines[0],
+        lines=tuple(lines[1:]),
+        focus="Doha",
+        writer="extractive",
+    )
+    empty = placebo(message, seed)
+    assert (empty.source, empty.receiver) == ("routes", "visas")
+    assert [len(line.text.split()) for line in (empty.key, *empty.lines)] == lengths
+    assert empty.focus is None
+    assert empty.writer == "placebo"
+    assert not numbers(empty.text)
+    assert not contains(empty.text, "Doha")
+    assert placebo(message, seed) == empty
+
+
+def test_a_placebo_can_not_pass_for_a_message_that_was_verified() -> None:
+    line = MessageLine(text=FACT, spans=())
+    message = SpliceMessage(source="routes", receiver="visas", key=line, writer="extractive")
+    flow = workflow()
+    assert verify(flow, trace(flow), placebo(message, 0)) is None

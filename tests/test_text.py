@@ -3,6 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from soon import soon
 
+from splice import text as text_module
 from splice.text import (
     contains,
     entities,
@@ -378,3 +379,21 @@ def test_a_megabyte_is_no_trouble(piece: str) -> None:
     assert len(sentences(text)) <= len(text)
     assert contains(text, "absent") is False
     assert numbers(text) <= {"1"}
+
+
+def test_what_a_text_gave_is_remembered_and_forgotten_before_it_fills_the_memory() -> None:
+    asked = []
+
+    def length(text: str) -> int:
+        asked.append(text)
+        return len(text)
+
+    remembering = text_module._remembered(length)
+    assert [remembering("a"), remembering("a"), remembering("")] == [1, 1, 0]
+    assert asked == ["a", ""]
+    for n in range(3000):
+        remembering(f"{n:05}" * 100)
+    assert remembering("a") == 1
+    assert asked.count("a") == 2
+    assert remembering("02999" * 100) == 500
+    assert asked.count("02999" * 100) == 1

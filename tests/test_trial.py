@@ -32,7 +32,7 @@ from splice.records import (
     Trial,
 )
 from splice.tools import tool
-from splice.trial import run_trial
+from splice.trial import resample, run_trial, warmer
 from splice.workflow import Agent, Function, Tool, Workflow
 
 QUERY = Query(text="Where?")
@@ -586,3 +586,56 @@ async def test_a_repair_adopts_or_keeps_and_never_changes_the_base_run() -> None
     assert result.answer in ("old answer", "new answer")
     assert result.answer == ("new answer" if result.decision.action == "adopt" else "old answer")
     assert result.trial.trace.answer == "new answer"
+
+
+# --- the control without a message -----------------------------------------------------------
+
+
+async def resampled(temperature: float | None = None, **of_c) -> tuple[Trace, Trial, list[Request]]:
+    """b and what follows it run again; a and c don't."""
+    asked: list[Request] = []
+
+    def reply(request: Request) -> str:
+        asked.append(request)
+        return f"{request.node} {request.rollout} {request.settings.temperature}"
+
+    flow = make("a-b b-d c-d", "d", [agent("c", **of_c)])
+    model = ScriptedModel(reply)
+    base = await execute(flow, QUERY, model)
+    asked.clear()
+    edge = CandidateEdge(source="a", receiver="b", kind="parallel_branch")
+    return base, await resample(flow, base, edge, model, temperature=temperature), asked
+
+
+async def test_a_resample_runs_the_receiver_and_what_follows_with_the_next_seed() -> None:
+    base, trial, asked = await resampled()
+    assert [(request.node, request.rollout) for request in asked] == [("b", 1), ("d", 1)]
+    assert {request.stage for request in asked} == {"trial"}
+    assert trial.rerun == ("b", "d")
+    assert receipt_of(trial)["b"] == ("resampled", ())
+    assert trial.trace.by_node["a"] is base.by_node["a"]
+    assert trial.trace.by_node["c"] is base.by_node["c"]
+    assert trial.message.text == ""
+    assert trial.trace.answer == "d 1 0.0"
+
+
+async def test_a_resample_may_be_warmer_but_is_never_colder() -> None:
+    _, trial, asked = await resampled(temperature=0.7)
+    assert trial.trace.answer == "d 1 0.7"
+    assert [request.settings.temperature for request in asked] == [0.7, 0.7]
+    hot = agent("c", model=ModelSettings(temperature=1.5))
+    flow = warmer(make("a-b c-b", "b", [hot]), 0.7)
+    assert {node.id: node.model.temperature for node in flow.agents}["c"] == 1.5
+
+
+async def test_a_resample_in_which_a_node_fails_anew_has_stopped() -> None:
+    def reply(request: Request) -> str:
+        if request.stage == "trial":
+            raise FAILED
+        return "said"
+
+    flow = make("a-b c-b", "b")
+    base = await execute(flow, QUERY, ScriptedModel(reply))
+    edge = CandidateEdge(source="a", receiver="c", kind="parallel_branch")
+    trial = await resample(flow, base, edge, ScriptedModel(reply))
+    assert "node 'c' failed" in (trial.stop_reason or "")

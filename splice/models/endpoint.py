@@ -10,7 +10,9 @@ loop is here, and each failed attempt is told of.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import math
 import os
 import random
 import time
@@ -71,6 +73,8 @@ _SHORTEST_SECRET: Final = 6
 _MOST_SERVER_TEXT: Final = 2000
 _LONGEST_WAIT_S: Final = 60.0
 _LONGEST_BACKOFF_S: Final = 30.0
+_CONNECTIONS: Final = 8
+"""Connections of one HTTP client: it looks through all of them for each request."""
 
 _AT_ONCE: Final[Mapping[int, Reason]] = {401: "auth", 403: "auth", 404: "not_found"}
 _REPEATED: Final[Mapping[int, Reason]] = {408: "timeout", 409: "server_error", 429: "rate_limit"}
@@ -163,6 +167,7 @@ class Endpoint:
         self._extra_digest = _body_digest(self._extra_body)
         self._sleep = sleep
         self._limiter = Limiter(limits)
+        self._concurrency = limits.concurrency
         self._clients = PerLoop(self._open)
         self._random = random.Random(0)
         self._refused: set[tuple[str, str]] = set()
@@ -216,19 +221,23 @@ class Endpoint:
     def _open(self) -> AsyncGenerator[AsyncOpenAI, None]:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-        client = AsyncOpenAI(
-            base_url=self._base_url,
-            api_key=self._key or _NO_KEY,
-            max_retries=0,
-            timeout=self._timeout_s,
-            http_client=DefaultAsyncHttpxClient(verify=_certificates()),
-        )
-        return _lend(client)
+        clients = [
+            AsyncOpenAI(
+                base_url=self._base_url,
+                api_key=self._key or _NO_KEY,
+                max_retries=0,
+                timeout=self._timeout_s,
+                http_client=DefaultAsyncHttpxClient(verify=_certificates()),
+            )
+            for _ in range(math.ceil(self._concurrency / _CONNECTIONS))
+        ]
+        return _lend(clients)
 
     async def _attempt(
         self, body: Mapping[str, Any], n_tokens: int
     ) -> tuple[Completion | _Failure, float]:
         """Send the request once. Seconds are counted from when the limits let it go."""
+        from httpx2 import Response
         from openai import APIConnectionError, APIStatusError, APITimeoutError
 
         async with self._limiter.slot(n_tokens):
@@ -238,10 +247,12 @@ class Endpoint:
             try:
                 # The SDK's timeout is for each read: a server that trickles would never meet it.
                 async with asyncio.timeout(self._timeout_s):
-                    answer = await client.chat.completions.with_raw_response.create(
-                        **body, extra_body=self._extra_body
+                    # Not `chat.completions.create`: it walks through the whole body to transform
+                    # what is plain JSON already, which takes as long as all the rest.
+                    answer = await client.post(
+                        "/chat/completions", body={**body, **self._extra_body}, cast_to=Response
                     )
-                outcome = _parse(answer.http_response.content, body["model"])
+                outcome = _parse(answer.content, body["model"])
             except (TimeoutError, APITimeoutError):
                 outcome = _Failure("timeout", text=f"the limit is {self._timeout_s:g} s")
             except APIConnectionError as error:
@@ -291,17 +302,18 @@ def _certificates() -> SSLContext:
     return create_ssl_context()
 
 
-async def _lend(client: AsyncOpenAI) -> AsyncGenerator[AsyncOpenAI, None]:
-    """Yield the client as often as it is asked for, and close it in the end.
+async def _lend(clients: Sequence[AsyncOpenAI]) -> AsyncGenerator[AsyncOpenAI, None]:
+    """Yield one client after another as often as asked for, and close them in the end.
 
     A generator, because `asyncio.run` closes those that are still open before it closes its loop.
     So no connection outlives its loop, even where nobody calls `aclose`.
     """
     try:
-        while True:
+        for client in itertools.cycle(clients):
             yield client
     finally:
-        await client.close()
+        for client in clients:
+            await client.close()
 
 
 def checked_url(url: str) -> str:

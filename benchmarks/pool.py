@@ -1,0 +1,407 @@
+"""How full the probe generator keeps a model server, and whether its memory stays flat.
+
+A server that answers after a fixed time runs in a process of its own and notes how many requests
+are in flight. What it saw is counted from the moment at which as many requests had come as are
+allowed at once, until the generator begins its last question: before and after that there is not
+enough to do. Memory is measured on replies that cost no time.
+
+    python -m benchmarks.pool
+    python -m benchmarks.pool --open 64 80 128 --memory-probes 0
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import math
+import multiprocessing
+import random
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final, NamedTuple
+
+from probes.generate import Generated, GenerateSettings, Progress, generate
+from probes.plan import ProbeSettings
+from splice import Agent, Query, Workflow
+from splice.models.endpoint import Endpoint
+from splice.models.limits import Limits
+from splice.models.protocol import OnRetry
+from splice.models.scripted import ScriptedModel
+from splice.records import Completion, Request
+from splice.workload import Example, Scores, Workload
+
+LATENCY_S = 0.2
+LIMIT = 64
+"""Requests in flight that the endpoint allows."""
+MIB = 1 << 20
+PROBES = ProbeSettings()
+
+
+# --- what is probed --------------------------------------------------------------------------
+
+_PLAIN: Final = (
+    "was shown in many small towns",
+    "during its first winter",
+    "and later abroad",
+    "where it found friends",
+    "among people who seldom went out",
+    "while critics wrote about light",
+    "and the patience of its makers",
+    "although others missed a story",
+)
+
+WORKFLOW = Workflow(
+    name="three readers and a writer",
+    nodes=(
+        Agent(id="film", role="film expert", subtask="Who directed the film?"),
+        Agent(id="life", role="biographer", subtask="When was this person born?"),
+        Agent(id="press", role="reader of reviews", subtask="What do the reviews say about it?"),
+        Agent(id="writer", role="writer", subtask="Answer the question."),
+    ),
+    edges=(("film", "writer"), ("life", "writer"), ("press", "writer")),
+    output="writer",
+)
+
+
+def workload(n_questions: int) -> Workload:
+    """Questions with two documents of 80 words for each reader."""
+    return Workload(
+        name="pool benchmark",
+        about="made up",
+        workflow=WORKFLOW,
+        examples=tuple(map(_example, range(n_questions))),
+        metrics=("is_right",),
+        score=_score,
+    )
+
+
+def _example(number: int) -> Example:
+    words = random.Random(number)
+
+    def document(fact: str) -> str:
+        said = [f"It {' '.join(words.choices(_PLAIN, k=4))}." for _ in range(4)]
+        said[words.randrange(4)] = fact
+        return " ".join(said)
+
+    film, person, year = f"Film{number}", f"Person{number % 97}", 1900 + number % 100
+    context = {
+        "film": (f"{film} was directed by {person}.", f"Film{number + 1} was directed by nobody."),
+        "life": (f"{person} was born in {year}.", f"Person{number % 89} was born in 1899."),
+        "press": (f"Reviews of {film} praised Actor{number}.", "Nothing else was noted."),
+    }
+    return Example(
+        query=Query(
+            id=f"q{number}",
+            text=f"When was the director of {film} born?",
+            context={node: tuple(map(document, facts)) for node, facts in context.items()},
+        ),
+        reference={"answer": str(year)},
+        gap_edges=(("film", "life"),),
+    )
+
+
+def _score(example: Example, answer: str | None) -> Scores:
+    return {"is_right": float(example.reference["answer"] in (answer or ""))}
+
+
+def reply_to(prompt: bytes) -> str:
+    """A short finding, always the same for a prompt."""
+    drawn = int.from_bytes(hashlib.sha256(prompt).digest()[:4])
+    return f"Person{drawn % 97}, born in {1900 + drawn % 100}"
+
+
+def questions_for(n_probes: int) -> int:
+    """Questions that give about so many probes."""
+    per_question = PROBES.n_edges + 2 * PROBES.control_share
+    return max(1, round(n_probes / per_question))
+
+
+# --- the server ------------------------------------------------------------------------------
+
+
+class _Server(asyncio.Protocol):
+    """One connection: as little HTTP as the client needs."""
+
+    def __init__(self, log: list[tuple[float, int]], latency_s: float) -> None:
+        self.log = log
+        self.latency_s = latency_s
+        self.received = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        head, end, rest = self.received.partition(b"\r\n\r\n")
+        if not end:
+            return
+        length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+        if len(rest) < length:
+            return
+        self.received.clear()
+        self.log.append((time.monotonic(), 1))
+        asyncio.get_running_loop().call_later(self.latency_s, self._answer, bytes(rest))
+
+    def _answer(self, body: bytes) -> None:
+        message = {"role": "assistant", "content": reply_to(body)}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        usage = {"prompt_tokens": len(body) // 4, "completion_tokens": 8}
+        content = json.dumps({"model": "loopback", "choices": [choice], "usage": usage}).encode()
+        self.log.append((time.monotonic(), -1))
+        self.transport.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+            % (len(content), content)
+        )
+
+
+async def _serve(pipe: Connection, latency_s: float) -> None:
+    log: list[tuple[float, int]] = []
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: _Server(log, latency_s), "127.0.0.1", backlog=1024)
+    async with server:
+        cpu_s = time.process_time()
+        pipe.send(server.sockets[0].getsockname()[1])
+        await loop.run_in_executor(None, pipe.recv)
+        pipe.send((log, time.process_time() - cpu_s))
+
+
+def _serve_until_told(pipe: Connection, latency_s: float) -> None:
+    asyncio.run(_serve(pipe, latency_s))
+
+
+class _Loopback:
+    """The server's process, as its client knows it."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self.base_url = f"http://127.0.0.1:{pipe.recv()}/v1"
+
+    def stop(self) -> tuple[list[tuple[float, int]], float]:
+        """When a request came (1) or was answered (-1), and the server's CPU seconds."""
+        self._pipe.send("stop")
+        log, cpu_s = self._pipe.recv()
+        return log, cpu_s
+
+
+@contextmanager
+def _loopback(latency_s: float) -> Iterator[_Loopback]:
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(
+        target=_serve_until_told, args=(theirs, latency_s), daemon=True
+    )
+    process.start()
+    try:
+        yield _Loopback(ours)
+    finally:
+        process.join(timeout=1.0)
+        process.kill()
+        process.join()
+
+
+# --- requests in flight ----------------------------------------------------------------------
+
+
+class _Watched(Endpoint):
+    """An endpoint that notes when each question first asked something."""
+
+    def __init__(self, base_url: str, limit: int) -> None:
+        super().__init__(model="loopback", base_url=base_url, limits=Limits(concurrency=limit))
+        self.begun: dict[str, float] = {}
+
+    async def complete(self, request: Request, on_retry: OnRetry) -> Completion:
+        self.begun.setdefault(request.query_id or "", time.monotonic())
+        return await super().complete(request, on_retry)
+
+
+class Flow(NamedTuple):
+    """One run of the generator against the server."""
+
+    n_open: int
+    """Questions that were worked on at once."""
+    limit: int
+    n_probes: int
+    n_calls: int
+    in_flight: float
+    """Mean over the time in which there was enough to do."""
+    share: float
+    """Of the limit."""
+    probes_per_s: float
+    calls_per_s: float
+    """Over the same time as `in_flight`."""
+    cpu_ms_per_call: float
+    """CPU of the generator's process, with the client in it."""
+    server_cpu_ms_per_call: float
+
+
+async def flow(n_probes: int, *, n_open: int, limit: int, latency_s: float = LATENCY_S) -> Flow:
+    """Generate a pool against the server, and count what is in flight."""
+    with _loopback(latency_s) as server, TemporaryDirectory() as folder:
+        model = _Watched(server.base_url, limit)
+        # The first request imports the SDK and reads the certificates.
+        await model.complete(Request(messages=()), lambda *_: None)
+        model.begun.clear()
+        began, cpu_s = time.monotonic(), time.process_time()
+        made = await generate(
+            {"train": workload(questions_for(n_probes))},
+            model,
+            Path(folder) / "pool",
+            probe=PROBES,
+            settings=GenerateSettings(concurrency=n_open),
+        )
+        cpu_s = time.process_time() - cpu_s
+        elapsed_s = time.monotonic() - began
+        await model.aclose()
+        log, server_cpu_s = server.stop()
+    log = [entry for entry in log if entry[0] >= began]
+    begin, end = _busy_time(log, max(model.begun.values()), min(limit, n_open))
+    in_flight = mean_in_flight(log, begin, end)
+    n_answered = sum(change < 0 and begin <= moment < end for moment, change in log)
+    return Flow(
+        n_open=n_open,
+        limit=limit,
+        n_probes=made.n_probes,
+        n_calls=made.n_calls,
+        in_flight=in_flight,
+        share=in_flight / limit,
+        probes_per_s=made.n_probes / elapsed_s,
+        calls_per_s=n_answered / (end - begin),
+        cpu_ms_per_call=1000 * cpu_s / made.n_calls,
+        server_cpu_ms_per_call=1000 * server_cpu_s / made.n_calls,
+    )
+
+
+def _busy_time(log: Sequence[tuple[float, int]], dry: float, many: int) -> tuple[float, float]:
+    """From the arrival of the request with which `many` could be in flight until `dry`.
+
+    Raises:
+        ValueError: there is no such time; more questions are needed.
+    """
+    arrivals = [moment for moment, change in log if change > 0]
+    if len(arrivals) < many or arrivals[many - 1] >= dry:
+        raise ValueError(f"too few questions to keep {many} requests in flight: raise --probes")
+    return arrivals[many - 1], dry
+
+
+def mean_in_flight(log: Sequence[tuple[float, int]], begin: float, end: float) -> float:
+    """Mean number of requests in flight between two moments."""
+    area, n, since = 0.0, 0, -math.inf
+    for moment, change in [*log, (math.inf, 0)]:
+        area += n * max(0.0, min(moment, end) - max(since, begin))
+        n, since = n + change, moment
+    return area / (end - begin)
+
+
+# --- memory ----------------------------------------------------------------------------------
+
+
+class _Forgetful(ScriptedModel):
+    """A scripted model that keeps no requests, as those alone would fill the memory."""
+
+    async def complete(self, request: Request, on_retry: OnRetry) -> Completion:
+        completion = await super().complete(request, on_retry)
+        self.requests.clear()
+        return completion
+
+
+class Memory(NamedTuple):
+    """Resident memory while a pool grows."""
+
+    n_probes: int
+    mib: list[tuple[int, float]]
+    """Probes so far, and MiB."""
+    peak_mib: float
+    cpu_ms_per_call: float
+
+
+async def memory(n_probes: int, *, n_open: int, n_samples: int = 20) -> Memory:
+    """Generate a pool without a server, and look at the memory as it goes. Linux only."""
+    n_questions = questions_for(n_probes)
+    samples: list[tuple[int, float]] = []
+
+    def sample(progress: Progress) -> None:
+        if progress.n_probes >= len(samples) * n_probes / n_samples:
+            samples.append((progress.n_probes, _resident_mib()))
+
+    model = _Forgetful(lambda request: reply_to(request.messages[-1].content.encode()))
+    cpu_s = time.process_time()
+    with TemporaryDirectory() as folder:
+        made: Generated = await generate(
+            {"train": workload(n_questions)},
+            model,
+            Path(folder) / "pool",
+            probe=PROBES,
+            settings=GenerateSettings(concurrency=n_open),
+            progress=sample,
+        )
+    return Memory(
+        n_probes=made.n_probes,
+        mib=samples,
+        peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        cpu_ms_per_call=1000 * (time.process_time() - cpu_s) / made.n_calls,
+    )
+
+
+def _resident_mib() -> float:
+    n_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return n_pages * resource.getpagesize() / MIB
+
+
+# --- the command -----------------------------------------------------------------------------
+
+
+def flow_table(flows: Sequence[Flow]) -> str:
+    """The runs as Markdown."""
+    lines = [
+        "| questions open | in flight, mean | share of the limit | calls/s | probes/s "
+        "| CPU ms a call | of the server |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    lines += [
+        f"| {f.n_open} | {f.in_flight:.1f} of {f.limit} | {f.share:.1%} | {f.calls_per_s:.0f} "
+        f"| {f.probes_per_s:.1f} | {f.cpu_ms_per_call:.2f} | {f.server_cpu_ms_per_call:.2f} |"
+        for f in flows
+    ]
+    return "\n".join(lines)
+
+
+def memory_table(found: Memory) -> str:
+    """The samples as Markdown."""
+    lines = ["| probes | MiB |", "| ---: | ---: |"]
+    lines += [f"| {n_probes:,} | {mib:.0f} |" for n_probes, mib in found.mib]
+    return "\n".join([*lines, f"| peak | {found.peak_mib:.0f} |"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, then print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pool", description=__doc__)
+    parser.add_argument("--probes", type=int, default=2000, help="of each run; 0: no server")
+    parser.add_argument("--limit", type=int, default=LIMIT, help="requests in flight at once")
+    parser.add_argument(
+        "--open", type=int, nargs="+", default=[2 * LIMIT], help="questions at once"
+    )
+    parser.add_argument("--latency", type=float, default=LATENCY_S, help="seconds for a reply")
+    parser.add_argument("--memory-probes", type=int, default=20_000, help="0: no memory")
+    args = parser.parse_args(argv)
+
+    # Memory first: it is the process's, and what a run with a server takes is not given back.
+    if args.memory_probes:
+        print(memory_table(asyncio.run(memory(args.memory_probes, n_open=args.open[0]))))
+    if args.probes:
+        flows = [
+            asyncio.run(flow(args.probes, n_open=n_open, limit=args.limit, latency_s=args.latency))
+            for n_open in args.open
+        ]
+        print(flow_table(flows))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
