@@ -29,6 +29,7 @@ from typing import Final, NamedTuple
 
 from probes.generate import Generated, GenerateSettings, Progress, generate
 from probes.plan import ProbeSettings
+from probes.processes import generate_in_processes
 from splice import Agent, Query, Workflow
 from splice.models.endpoint import Endpoint
 from splice.models.limits import Limits
@@ -126,11 +127,31 @@ def questions_for(n_probes: int) -> int:
 # --- the server ------------------------------------------------------------------------------
 
 
+class _Seen:
+    """What a server has seen."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[float, int]] = []
+        """When a request came (1) or was answered (-1)."""
+        self.questions: set[bytes] = set()
+        self.dry = -math.inf
+        """When a question came that had not come before, the last time."""
+
+    def note(self, body: bytes) -> None:
+        """A request has come."""
+        now = time.monotonic()
+        self.log.append((now, 1))
+        question = body.partition(b"the director of ")[2].partition(b" born")[0]
+        if question not in self.questions:
+            self.questions.add(question)
+            self.dry = now
+
+
 class _Server(asyncio.Protocol):
     """One connection: as little HTTP as the client needs."""
 
-    def __init__(self, log: list[tuple[float, int]], latency_s: float) -> None:
-        self.log = log
+    def __init__(self, seen: _Seen, latency_s: float) -> None:
+        self.seen = seen
         self.latency_s = latency_s
         self.received = bytearray()
 
@@ -147,7 +168,7 @@ class _Server(asyncio.Protocol):
         if len(rest) < length:
             return
         self.received.clear()
-        self.log.append((time.monotonic(), 1))
+        self.seen.note(rest)
         asyncio.get_running_loop().call_later(self.latency_s, self._answer, bytes(rest))
 
     def _answer(self, body: bytes) -> None:
@@ -155,7 +176,7 @@ class _Server(asyncio.Protocol):
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         usage = {"prompt_tokens": len(body) // 4, "completion_tokens": 8}
         content = json.dumps({"model": "loopback", "choices": [choice], "usage": usage}).encode()
-        self.log.append((time.monotonic(), -1))
+        self.seen.log.append((time.monotonic(), -1))
         self.transport.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
             % (len(content), content)
@@ -163,14 +184,14 @@ class _Server(asyncio.Protocol):
 
 
 async def _serve(pipe: Connection, latency_s: float) -> None:
-    log: list[tuple[float, int]] = []
+    seen = _Seen()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Server(log, latency_s), "127.0.0.1", backlog=1024)
+    server = await loop.create_server(lambda: _Server(seen, latency_s), "127.0.0.1", backlog=1024)
     async with server:
         cpu_s = time.process_time()
         pipe.send(server.sockets[0].getsockname()[1])
         await loop.run_in_executor(None, pipe.recv)
-        pipe.send((log, time.process_time() - cpu_s))
+        pipe.send((seen, time.process_time() - cpu_s))
 
 
 def _serve_until_told(pipe: Connection, latency_s: float) -> None:
@@ -184,11 +205,11 @@ class _Loopback:
         self._pipe = pipe
         self.base_url = f"http://127.0.0.1:{pipe.recv()}/v1"
 
-    def stop(self) -> tuple[list[tuple[float, int]], float]:
-        """When a request came (1) or was answered (-1), and the server's CPU seconds."""
+    def stop(self) -> tuple[_Seen, float]:
+        """What the server saw, and its CPU seconds."""
         self._pipe.send("stop")
-        log, cpu_s = self._pipe.recv()
-        return log, cpu_s
+        seen, cpu_s = self._pipe.recv()
+        return seen, cpu_s
 
 
 @contextmanager
@@ -209,21 +230,10 @@ def _loopback(latency_s: float) -> Iterator[_Loopback]:
 # --- requests in flight ----------------------------------------------------------------------
 
 
-class _Watched(Endpoint):
-    """An endpoint that notes when each question first asked something."""
-
-    def __init__(self, base_url: str, limit: int) -> None:
-        super().__init__(model="loopback", base_url=base_url, limits=Limits(concurrency=limit))
-        self.begun: dict[str, float] = {}
-
-    async def complete(self, request: Request, on_retry: OnRetry) -> Completion:
-        self.begun.setdefault(request.query_id or "", time.monotonic())
-        return await super().complete(request, on_retry)
-
-
 class Flow(NamedTuple):
     """One run of the generator against the server."""
 
+    n_processes: int
     n_open: int
     """Questions that were worked on at once."""
     limit: int
@@ -237,34 +247,44 @@ class Flow(NamedTuple):
     calls_per_s: float
     """Over the same time as `in_flight`."""
     cpu_ms_per_call: float
-    """CPU of the generator's process, with the client in it."""
+    """CPU of the generator's processes, with the client in them."""
     server_cpu_ms_per_call: float
 
 
-async def flow(n_probes: int, *, n_open: int, limit: int, latency_s: float = LATENCY_S) -> Flow:
+def flow(
+    n_probes: int,
+    *,
+    n_open: int,
+    limit: int,
+    n_processes: int = 1,
+    latency_s: float = LATENCY_S,
+) -> Flow:
     """Generate a pool against the server, and count what is in flight."""
     with _loopback(latency_s) as server, TemporaryDirectory() as folder:
-        model = _Watched(server.base_url, limit)
+        share = Limits(concurrency=math.ceil(limit / n_processes))
+
+        def make_models() -> Endpoint:
+            return Endpoint(model="loopback", base_url=server.base_url, limits=share)
+
         # The first request imports the SDK and reads the certificates.
-        await model.complete(Request(messages=()), lambda *_: None)
-        model.begun.clear()
-        began, cpu_s = time.monotonic(), time.process_time()
-        made = await generate(
+        asyncio.run(_warm(make_models()))
+        began, cpu_s = time.monotonic(), _cpu_s()
+        made = generate_in_processes(
             {"train": workload(questions_for(n_probes))},
-            model,
+            make_models,
             Path(folder) / "pool",
+            n_processes=n_processes,
             probe=PROBES,
             settings=GenerateSettings(concurrency=n_open),
         )
-        cpu_s = time.process_time() - cpu_s
-        elapsed_s = time.monotonic() - began
-        await model.aclose()
-        log, server_cpu_s = server.stop()
-    log = [entry for entry in log if entry[0] >= began]
-    begin, end = _busy_time(log, max(model.begun.values()), min(limit, n_open))
+        cpu_s, elapsed_s = _cpu_s() - cpu_s, time.monotonic() - began
+        seen, server_cpu_s = server.stop()
+    log = [entry for entry in seen.log if entry[0] >= began]
+    begin, end = _busy_time(log, seen.dry, min(limit, n_open))
     in_flight = mean_in_flight(log, begin, end)
     n_answered = sum(change < 0 and begin <= moment < end for moment, change in log)
     return Flow(
+        n_processes=n_processes,
         n_open=n_open,
         limit=limit,
         n_probes=made.n_probes,
@@ -276,6 +296,17 @@ async def flow(n_probes: int, *, n_open: int, limit: int, latency_s: float = LAT
         cpu_ms_per_call=1000 * cpu_s / made.n_calls,
         server_cpu_ms_per_call=1000 * server_cpu_s / made.n_calls,
     )
+
+
+async def _warm(model: Endpoint) -> None:
+    await model.complete(Request(messages=()), lambda *_: None)
+    await model.aclose()
+
+
+def _cpu_s() -> float:
+    """CPU seconds of this process and of those that it has waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def _busy_time(log: Sequence[tuple[float, int]], dry: float, many: int) -> tuple[float, float]:
@@ -360,12 +391,12 @@ def _resident_mib() -> float:
 def flow_table(flows: Sequence[Flow]) -> str:
     """The runs as Markdown."""
     lines = [
-        "| questions open | in flight, mean | share of the limit | calls/s | probes/s "
+        "| processes | questions open | in flight, mean | share of the limit | calls/s | probes/s "
         "| CPU ms a call | of the server |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     lines += [
-        f"| {f.n_open} | {f.in_flight:.1f} of {f.limit} | {f.share:.1%} | {f.calls_per_s:.0f} "
+        f"| {f.n_processes} | {f.n_open} | {f.in_flight:.1f} of {f.limit} | {f.share:.1%} | {f.calls_per_s:.0f} "
         f"| {f.probes_per_s:.1f} | {f.cpu_ms_per_call:.2f} | {f.server_cpu_ms_per_call:.2f} |"
         for f in flows
     ]
@@ -387,6 +418,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--open", type=int, nargs="+", default=[2 * LIMIT], help="questions at once"
     )
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="of the generator")
     parser.add_argument("--latency", type=float, default=LATENCY_S, help="seconds for a reply")
     parser.add_argument("--memory-probes", type=int, default=20_000, help="0: no memory")
     args = parser.parse_args(argv)
@@ -396,7 +428,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(memory_table(asyncio.run(memory(args.memory_probes, n_open=args.open[0]))))
     if args.probes:
         flows = [
-            asyncio.run(flow(args.probes, n_open=n_open, limit=args.limit, latency_s=args.latency))
+            flow(
+                args.probes,
+                n_open=n_open,
+                limit=args.limit,
+                n_processes=n_processes,
+                latency_s=args.latency,
+            )
+            for n_processes in args.processes
             for n_open in args.open
         ]
         print(flow_table(flows))
