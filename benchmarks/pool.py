@@ -137,11 +137,11 @@ class _Seen:
         self.dry = -math.inf
         """When a question came that had not come before, the last time."""
 
-    def note(self, body: bytes) -> None:
+    def note(self, body: bytearray) -> None:
         """A request has come."""
         now = time.monotonic()
         self.log.append((now, 1))
-        question = body.partition(b"the director of ")[2].partition(b" born")[0]
+        question = bytes(body.partition(b"the director of ")[2].partition(b" born")[0])
         if question not in self.questions:
             self.questions.add(question)
             self.dry = now
