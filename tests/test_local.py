@@ -320,7 +320,11 @@ def test_nothing_is_printed_and_the_process_ends(small: Path) -> None:
 @pytest.mark.live
 @pytest.mark.usefixtures("small")
 def test_a_served_model_answers_until_it_is_interrupted() -> None:
-    code = "from splice.models_cli import app; app()"
+    # A shell starts what runs in its background with this signal ignored, and children inherit that.
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from splice.models_cli import app; app()"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", code, "serve", "135m", "--port", "0"],
         stdout=subprocess.PIPE,
