@@ -6,6 +6,7 @@ hands over each record as soon as it is finished.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from inspect import isawaitable
@@ -70,6 +71,29 @@ class Probing(Protocol):
         ...
 
 
+class _Lane:
+    """Lets one computation at a time pass between what has come in from the network.
+
+    The event loop takes everything in the order in which it became ready. Were all computations
+    ready at once, a reply that came in would wait for all of them, and with it the request that may
+    be sent in its place.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def __aenter__(self) -> None:
+        await self._lock.acquire()
+        try:
+            await asyncio.sleep(0)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class Prober:
     """What all questions of a workload share: models, settings, scorer."""
 
@@ -96,6 +120,7 @@ class Prober:
         self.settings = settings
         self.account = account
         self._score = score
+        self._lane = _Lane()
 
     async def probe_question(self, question: Question, known: Known, emit: Emit) -> bool:
         """Make what is missing of a question: the base run, then each probe.
@@ -114,7 +139,8 @@ class Prober:
         base, trace, goes_on = known.base, known.trace, True
         if base is None:
             base, trace = await self._base(question)
-            goes_on = await emit(Finished(base, trace))
+            async with self._lane:
+                goes_on = await emit(Finished(base, trace))
         if base.failure is not None or trace is None:
             return True
         probes = dict(known.probes)
@@ -123,7 +149,8 @@ class Prober:
                 return False
             probe, tried = await self._probe(question, base, trace, planned, probes)
             probes[probe.id] = probe
-            goes_on = await emit(Finished(probe, tried))
+            async with self._lane:
+                goes_on = await emit(Finished(probe, tried))
         return True
 
     async def _base(self, question: Question) -> tuple[BaseRecord, Trace]:
@@ -139,12 +166,14 @@ class Prober:
             scores, failure = await self._scored(example, trace.answer)
         found: dict[str, object] = {}
         if failure is None:
-            diagnosis = diagnose(workflow, trace)
+            async with self._lane:
+                diagnosis = diagnose(workflow, trace)
+                features = query_features(workflow, trace, diagnosis)
             found = {
                 "scores": scores,
                 "score": None if scores is None else scores[self.metric],
                 "diagnosis": diagnosis,
-                "features": query_features(workflow, trace, diagnosis),
+                "features": features,
             }
         record = BaseRecord(
             id=question.base_id,
@@ -271,10 +300,12 @@ class Prober:
         if scores is None or base.score is None:
             return {**found, "outcome": "failed", "reason": problem}
         delta = scores[self.metric] - base.score
+        async with self._lane:
+            evidence = evidence_of(question.workflow, trace, trial)
         return {
             **found,
             "outcome": "done",
-            "evidence": evidence_of(question.workflow, trace, trial),
+            "evidence": evidence,
             "answer": answer,
             "scores": scores,
             "delta": delta,
