@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
+from splice.evaluate_cli import parsed_options
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -298,22 +300,12 @@ def _workloads(
     for split in splits:
         if split not in known:
             raise typer.BadParameter(f"--split {split!r}; it is one of {', '.join(known)}")
-    chosen = _options(options)
+    chosen = parsed_options(options)
     return {
         split: open_workload(name, data, split=split, options=chosen, code=code)
         for split in known
         if split in splits
     }
-
-
-def _options(given: list[str]) -> Mapping[str, str]:
-    options = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise typer.BadParameter(f"--option {text!r} is not NAME=VALUE")
-        options[name] = value
-    return options
 
 
 def _models(

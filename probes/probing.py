@@ -175,18 +175,9 @@ class Prober:
                 "diagnosis": diagnosis,
                 "features": features,
             }
-        record = BaseRecord(
-            id=question.base_id,
-            workload=question.workload,
-            split=question.split,
-            query_id=example.query.id,
-            query=digest(example.query.model_dump_json()),
-            rollout=question.rollout,
-            question_kind=example.kind,
-            workflow=workflow.fingerprint,
+        record = base_record(
+            question,
             answer=trace.answer,
-            n_candidates=len(workflow.candidate_edges),
-            gap_edges=example.gap_edges,
             failed_nodes=tuple(run.node for run in trace.node_runs if run.status == "failed"),
             failure=failure,
             ledger=spending(trace.calls),
@@ -205,32 +196,18 @@ class Prober:
     ) -> tuple[ProbeRecord, Trace | None]:
         began = time.perf_counter()
         calls: list[CallRecord] = []
-        example, workflow, edge = question.example, question.workflow, planned.edge
-        scored = _edge_score(base, workflow, trace, edge)
         trial = await self._trial(question, trace, planned, probes, calls)
         found: dict[str, object] = {"outcome": "no_message"}
         if trial is not None:
             _refuse_unpaid(trial.trace)
             found = await self._weighed(question, base, trace, trial)
-        known = base.gap_edges
-        record = ProbeRecord.model_validate(
-            {
-                "id": probe_id(base.id, planned.arm, edge.ends),
-                "base": base.id,
-                "workload": base.workload,
-                "split": base.split,
-                "query_id": example.query.id,
-                "rollout": base.rollout,
-                "arm": planned.arm,
-                "edge": edge,
-                "place": planned.place,
-                "is_gap": None if known is None else edge.ends in known,
-                "p_decisive": scored.p_decisive,
-                "features": scored.features,
-                "ledger": spending(tuple(calls)),
-                "elapsed_s": time.perf_counter() - began,
-                **found,
-            }
+        record = probe_record(
+            base,
+            planned,
+            edge_score(base, question.workflow, trace, planned.edge),
+            ledger=spending(tuple(calls)),
+            elapsed_s=time.perf_counter() - began,
+            **found,
         )
         return record, None if trial is None else trial.trace
 
@@ -324,7 +301,51 @@ class Prober:
             return None, f"the scorer raised {type(error).__name__}: {error}"[:500]
 
 
-def _edge_score(
+def base_record(question: Question, **found: object) -> BaseRecord:
+    """The record of a question's base run: what the question says, and what was found."""
+    query = question.example.query
+    return BaseRecord.model_validate(
+        {
+            "id": question.base_id,
+            "workload": question.workload,
+            "split": question.split,
+            "query_id": query.id,
+            "query": digest(query.model_dump_json()),
+            "rollout": question.rollout,
+            "question_kind": question.example.kind,
+            "workflow": question.workflow.fingerprint,
+            "n_candidates": len(question.workflow.candidate_edges),
+            "gap_edges": question.example.gap_edges,
+            **found,
+        }
+    )
+
+
+def probe_record(
+    base: BaseRecord, planned: Planned, scored: EdgeScore, **found: object
+) -> ProbeRecord:
+    """The record of a probe: what was planned and known before, and what was found."""
+    ends, known = planned.edge.ends, base.gap_edges
+    return ProbeRecord.model_validate(
+        {
+            "id": probe_id(base.id, planned.arm, ends),
+            "base": base.id,
+            "workload": base.workload,
+            "split": base.split,
+            "query_id": base.query_id,
+            "rollout": base.rollout,
+            "arm": planned.arm,
+            "edge": planned.edge,
+            "place": planned.place,
+            "is_gap": None if known is None else ends in known,
+            "p_decisive": scored.p_decisive,
+            "features": scored.features,
+            **found,
+        }
+    )
+
+
+def edge_score(
     base: BaseRecord, workflow: Workflow, trace: Trace, edge: CandidateEdge
 ) -> EdgeScore:
     """The score in the base record; made anew for an edge that the diagnosis leaves out."""

@@ -21,14 +21,12 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
-from probes.plan import Planned, ProbeSettings, Question, next_probe
-from probes.probing import Emit, Finished, Known, Prober
-from probes.records import BaseRecord, ProbeRecord, probe_id
+from probes.plan import ProbeSettings, Question, next_probe
+from probes.probing import Emit, Finished, Known, Prober, base_record, edge_score, probe_record
+from probes.records import BaseRecord
 from splice._version import __version__
-from splice.diagnosis import score_edge
 from splice.errors import ModelError, SettingsError, SpliceError
 from splice.executor import Models
-from splice.records import Trace, digest
 from splice.workload import Scorer, Workload
 
 MakeModels: TypeAlias = Callable[[], Models]
@@ -329,10 +327,11 @@ class _RayProbing:
     def _failed(self, question: Question, known: Known, reason: str) -> _Step:
         """What stands for the record over which workers died."""
         if known.base is None or known.trace is None:
-            return _Step(Finished(_failed_base(question, reason), None), is_complete=True)
+            return _Step(Finished(base_record(question, failure=reason), None), is_complete=True)
         planned = next_probe(question, self._settings, _outcomes(known))
         assert planned is not None  # else there would have been nothing to die over
-        probe = _failed_probe(question, known.base, known.trace, planned, reason)
+        scored = edge_score(known.base, question.workflow, known.trace, planned.edge)
+        probe = probe_record(known.base, planned, scored, outcome="failed", reason=reason)
         rest = next_probe(question, self._settings, {**_outcomes(known), probe.id: probe.outcome})
         return _Step(Finished(probe, None), is_complete=rest is None)
 
@@ -347,46 +346,6 @@ def _with(known: Known, finished: Finished) -> Known:
 
 def _outcomes(known: Known) -> dict[str, str]:
     return {id: record.outcome for id, record in known.probes.items()}
-
-
-def _failed_base(question: Question, reason: str) -> BaseRecord:
-    query = question.example.query
-    return BaseRecord(
-        id=question.base_id,
-        workload=question.workload,
-        split=question.split,
-        query_id=query.id,
-        query=digest(query.model_dump_json()),
-        rollout=question.rollout,
-        question_kind=question.example.kind,
-        workflow=question.workflow.fingerprint,
-        n_candidates=len(question.workflow.candidate_edges),
-        gap_edges=question.example.gap_edges,
-        failure=reason,
-    )
-
-
-def _failed_probe(
-    question: Question, base: BaseRecord, trace: Trace, planned: Planned, reason: str
-) -> ProbeRecord:
-    scored = score_edge(question.workflow, trace, planned.edge)
-    known = base.gap_edges
-    return ProbeRecord(
-        id=probe_id(base.id, planned.arm, planned.edge.ends),
-        base=base.id,
-        workload=base.workload,
-        split=base.split,
-        query_id=base.query_id,
-        rollout=base.rollout,
-        arm=planned.arm,
-        edge=planned.edge,
-        place=planned.place,
-        is_gap=None if known is None else planned.edge.ends in known,
-        p_decisive=scored.p_decisive,
-        features=scored.features,
-        outcome="failed",
-        reason=reason,
-    )
 
 
 def _import_ray() -> Any:

@@ -84,7 +84,7 @@ def evaluate(
         concurrency=concurrency,
         repair=RepairSettings(weighting=weighting),
     )
-    loaded = find_loader(workload)(data, split=split, options=_options(option or []))
+    loaded = find_loader(workload)(data, split=split, options=parsed_options(option or []))
     result = asyncio.run(_evaluated(loaded, split, settings, out, model, threads))
     text = evaluation_text(result)
     write_whole(out / "table.txt", f"{text}\n")
@@ -141,7 +141,8 @@ def _names(text: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
-def _options(given: list[str]) -> Mapping[str, str]:
+def parsed_options(given: list[str]) -> Mapping[str, str]:
+    """Options given as `NAME=VALUE`; another form is wrong usage."""
     options = {}
     for text in given:
         name, equals, value = text.partition("=")
