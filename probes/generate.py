@@ -298,7 +298,6 @@ class Run:
         self.n_calls = self.n_tokens = self.n_uncounted = 0
         self.cost: float | None = 0.0
         self._n_in_a_row = 0
-        self._last_failure = ""
         self._known: dict[str, Known] = {}
 
     async def finish(self) -> Generated:
@@ -355,7 +354,13 @@ class Run:
 
     def _require_same_query(self, question: Question) -> None:
         query = question.example.query
-        if self.pool.queries[question.base_id] != digest(query.model_dump_json()):
+        known, split = self.pool.queries[question.base_id]
+        if split != question.split:
+            raise SettingsError(
+                f"question {query.id!r} stands in split {split} in {self.pool.folder} and in "
+                f"{question.split} here"
+            )
+        if known != digest(query.model_dump_json()):
             raise SettingsError(
                 f"question {query.id!r} is another one in {self.pool.folder}; choose another "
                 "folder, or give the question an id of its own"

@@ -278,7 +278,8 @@ class Pool:
         """
         self.folder = Path(folder)
         self.part = (0, 1)
-        """Which of how many processes works on this pool here: new shards are every so manieth."""
+        """(k, n): this is the k-th, from 0, of n processes that work on the pool. Its new shards have
+        the numbers k, k + n, k + 2 n, ..."""
         self.damage: list[Damage] = []
         self._writers: dict[int, _Writer] = {}
         try:
@@ -314,8 +315,8 @@ class Pool:
     def _read(self) -> None:
         """Take note of what is there: ids and outcomes, not the records themselves."""
         self.failed_bases: set[str] = set()
-        self.queries: dict[str, str] = {}
-        """Digest of the query by id of the base record."""
+        self.queries: dict[str, tuple[str, Split]] = {}
+        """Digest of the query, and its split, by id of the base record."""
         self.outcomes: dict[str, dict[str, str]] = {}
         """Outcome by id of the probe, by id of the base record."""
         self._shard_of: dict[str, int] = {}
@@ -323,7 +324,7 @@ class Pool:
             path = shard_path(self.folder, "bases", number)
             for base in shard_records(path, BaseRecord, self.damage):
                 self._shard_of[base.id] = number
-                self.queries[base.id] = base.query
+                self.queries[base.id] = base.query, base.split
                 self.outcomes.setdefault(base.id, {})
                 if base.failure is not None:
                     self.failed_bases.add(base.id)
