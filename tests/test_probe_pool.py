@@ -396,7 +396,7 @@ def test_a_question_in_two_splits_is_refused(tmp_path: Path) -> None:
 
 def test_a_question_that_the_pool_has_in_another_split_is_refused(tmp_path: Path) -> None:
     probed.make(tmp_path / "pool", 0, workloads={"train": probed.workload(3)})
-    with pytest.raises(SettingsError, match="'q0' stands in split train in .* and in validation"):
+    with pytest.raises(SettingsError, match=r"'q0' stands in split train in .* and in validation"):
         probed.make(tmp_path / "pool", 0, workloads={"validation": probed.workload(1)})
 
 
