@@ -8,6 +8,7 @@ from pathlib import Path
 
 from probes.pool import read_shards
 from probes.records import BaseRecord, ProbeRecord
+from splice.ledger import total_cost
 from splice.records import Record
 
 
@@ -86,12 +87,11 @@ def _totals(folder: str | Path) -> Iterator[_Total]:
 
 def _total(base: BaseRecord, probes: Sequence[ProbeRecord]) -> _Total:
     ledgers = [base.ledger, *(probe.ledger for probe in probes)]
-    costs = [ledger.cost for ledger in ledgers]
     return _Total(
         n_calls=sum(ledger.n_calls for ledger in ledgers),
         prompt_tokens=sum(ledger.prompt_tokens for ledger in ledgers),
         completion_tokens=sum(ledger.completion_tokens for ledger in ledgers),
-        cost=None if None in costs else sum(cost or 0.0 for cost in costs),
+        cost=total_cost(ledger.cost for ledger in ledgers),
         elapsed_s=base.elapsed_s + sum(probe.elapsed_s for probe in probes),
     )
 

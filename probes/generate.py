@@ -6,7 +6,6 @@ pool holds when it is stopped is a random sample, and a larger limit only adds t
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,9 +18,10 @@ from probes.plan import ProbeSettings, Question, next_probe
 from probes.pool import Manifest, Pool
 from probes.probing import Finished, Known, Prober, Probing
 from probes.records import BaseRecord, ProbeRecord
+from splice.api import each
 from splice.errors import BudgetExceeded, ModelError, SettingsError
 from splice.executor import Models, model_identity, resolve_models
-from splice.ledger import Account, Budget, open_account
+from splice.ledger import Budget, open_account, total_cost
 from splice.queries import Split
 from splice.records import ModelIdentity, Record, digest
 from splice.workload import Workload
@@ -121,22 +121,34 @@ async def generate(
     plan = planned(workloads, models, probe, settings)
     with Pool(folder, plan.manifest) as pool:
         notes = repaired(pool, settings)
-        probing = {
-            split: engine(workload, probe)
-            if engine is not None
-            else Prober(
-                models,
-                score=workload.score,
-                metric=plan.manifest.metric,
-                settings=probe,
-                account=plan.account,
-            )
-            for split, workload in workloads.items()
-        }
-        far = settings.budget if engine is not None else Budget()
+        if engine is None:
+            probing, far = local_probing(workloads, models, plan.manifest, settings), Budget()
+        else:
+            far = settings.budget
+            probing = {split: engine(workload, probe) for split, workload in workloads.items()}
         run = Run(probing, pool, plan.questions, probe, settings, far, progress)
         made = await run.finish()
         return made.model_copy(update={"manifest": pool.finish(), "notes": notes})
+
+
+def local_probing(
+    workloads: Mapping[Split, Workload],
+    models: Models,
+    manifest: Manifest,
+    settings: GenerateSettings,
+) -> Mapping[Split, Probing]:
+    """What probes questions in this event loop, under one account."""
+    account = open_account(settings.budget)
+    return {
+        split: Prober(
+            models,
+            score=workload.score,
+            metric=manifest.metric,
+            settings=manifest.settings,
+            account=account,
+        )
+        for split, workload in workloads.items()
+    }
 
 
 class Plan(NamedTuple):
@@ -144,7 +156,6 @@ class Plan(NamedTuple):
 
     manifest: Manifest
     questions: Sequence[Question]
-    account: Account | None
 
 
 def planned(
@@ -158,11 +169,7 @@ def planned(
     questions = list(questions_of(workloads, probe, settings.limit))
     if settings.budget.max_cost is not None:
         _require_prices(next(iter(workloads.values())), models)
-    return Plan(
-        wanted.model_copy(update={"n_wanted": len(questions)}),
-        questions,
-        open_account(settings.budget),
-    )
+    return Plan(wanted.model_copy(update={"n_wanted": len(questions)}), questions)
 
 
 def repaired(pool: Pool, settings: GenerateSettings) -> tuple[str, ...]:
@@ -306,23 +313,12 @@ class Run:
         self.n_done = len(self.questions) - len(todo)
         self._tell()
         todo = todo[: self.settings.at_most]
-        waiting = iter(todo)
 
-        async def worker() -> None:
-            for question in waiting:
-                if self._is_over():
-                    return
+        async def work(question: Question) -> None:
+            if not self._is_over():
                 await self._one(question, todo)
 
-        workers = [
-            asyncio.create_task(worker()) for _ in range(min(self.settings.concurrency, len(todo)))
-        ]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for task in workers:
-                task.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+        await each(todo, work, self.settings.concurrency, None, "questions")
         return Generated(
             manifest=self.pool.manifest,
             stop_reason=self.stop,
@@ -392,10 +388,10 @@ class Run:
 
     def _look_up(self, question: Question, todo: Sequence[Question]) -> Known:
         """What is known of a question; read once for all unfinished questions of its shard."""
-        shard = self.pool.shard_of(question.base_id)
-        if shard is None or question.base_id not in self.pool.outcomes:
+        if question.base_id not in self.pool.outcomes:
             return Known()
         if question.base_id not in self._known:
+            shard = self.pool.shard_of(question.base_id)
             ids = [q.base_id for q in todo if self.pool.shard_of(q.base_id) == shard]
             self._known.update(self.pool.known([id for id in ids if id in self.pool.outcomes]))
         return self._known.pop(question.base_id)
@@ -427,8 +423,7 @@ class Run:
         self.n_calls += ledger.n_calls
         self.n_tokens += ledger.tokens
         self.n_uncounted += ledger.n_uncounted
-        known = None not in (self.cost, ledger.cost)
-        self.cost = (self.cost or 0.0) + (ledger.cost or 0.0) if known else None
+        self.cost = total_cost((self.cost, ledger.cost))
         if isinstance(record, BaseRecord):
             self.n_bases += 1
             failure = record.failure

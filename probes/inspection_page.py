@@ -19,7 +19,7 @@ from probes.inspection_text import (
     sections,
 )
 from splice.records import NodeId
-from splice.report.display import visible
+from splice.report.html import environment
 from splice.statistics import Gain
 
 if TYPE_CHECKING:
@@ -103,23 +103,11 @@ def inspection_page(inspection: Inspection) -> str:
 
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
-    import jinja2
-
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("probes"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=_finalize,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    return environment("probes", _clipped)
 
 
-def _finalize(value: object) -> object:
-    """Make every text visible and short on its way into the page, so that none is forgotten."""
-    if not isinstance(value, str) or hasattr(value, "__html__"):
-        return value
-    return visible(value if len(value) <= _SHOWN else f"{value[:_SHOWN]}...")
+def _clipped(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _plots(inspection: Inspection) -> list[Plot]:

@@ -20,8 +20,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, TypeVar, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
@@ -31,7 +30,8 @@ from probes.probing import Finished, Known
 from probes.records import POOL_VERSION, BaseRecord, ProbeRecord
 from splice._version import __version__
 from splice.errors import SettingsError, StoreError
-from splice.files import read_text, write_whole
+from splice.files import Closing, read_text, write_whole
+from splice.ledger import total_cost
 from splice.lines import LineFile
 from splice.prompts import without_surrogates
 from splice.queries import Split
@@ -262,7 +262,7 @@ def _opened(path: Path) -> LineFile:
     return file
 
 
-class Pool:
+class Pool(Closing):
     """A pool opened for writing, by one process at a time."""
 
     def __init__(self, folder: str | Path, manifest: Manifest) -> None:
@@ -280,7 +280,6 @@ class Pool:
         self.part = (0, 1)
         """(k, n): this is the k-th, from 0, of n processes that work on the pool. Its new shards have
         the numbers k, k + n, k + 2 n, ..."""
-        self.damage: list[Damage] = []
         self._writers: dict[int, _Writer] = {}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -294,17 +293,6 @@ class Pool:
             self._lock.close()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Let go of all files. What was written is in them already."""
         for shard in self._writers.values():
@@ -314,6 +302,7 @@ class Pool:
 
     def _read(self) -> None:
         """Take note of what is there: ids and outcomes, not the records themselves."""
+        self.damage: list[Damage] = []
         self.failed_bases: set[str] = set()
         self.queries: dict[str, tuple[str, Split]] = {}
         """Digest of the query, and its split, by id of the base record."""
@@ -430,10 +419,8 @@ def is_in_use(folder: Path) -> bool:
         return False
     try:
         _locked(folder).close()
-    except PoolInUse:
-        return True
-    except StoreError:
-        return False
+    except StoreError as error:
+        return isinstance(error, PoolInUse)
     return False
 
 
@@ -551,8 +538,7 @@ class Tally:
         for ledger in [*(base.ledger for base in bases), *(probe.ledger for probe in probes)]:
             self._n["calls"] += ledger.n_calls
             self._n["tokens"] += ledger.tokens
-            known = None not in (self._cost, ledger.cost)
-            self._cost = (self._cost or 0.0) + (ledger.cost or 0.0) if known else None
+            self._cost = total_cost((self._cost, ledger.cost))
 
     def counts(self) -> Counts:
         """What was counted."""

@@ -17,13 +17,21 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from probes.generate import Generated, GenerateSettings, Plan, Progress, Run, planned, repaired
+from probes.generate import (
+    Generated,
+    GenerateSettings,
+    Plan,
+    Progress,
+    Run,
+    local_probing,
+    planned,
+    repaired,
+)
 from probes.plan import ProbeSettings, Question
 from probes.pool import Pool
-from probes.probing import Prober
 from splice.errors import SettingsError, SpliceError
 from splice.executor import Models
-from splice.ledger import Budget, open_account
+from splice.ledger import Budget, total_cost
 from splice.queries import Split
 from splice.workload import Workload
 
@@ -96,7 +104,7 @@ def generate_in_processes(
             n_failed=sum(part.n_failed for part in parts),
             n_calls=sum(part.n_calls for part in parts),
             n_tokens=sum(part.n_tokens for part in parts),
-            cost=_sum([part.cost for part in parts]),
+            cost=total_cost(part.cost for part in parts),
             elapsed_s=time.perf_counter() - began,
             notes=notes,
         )
@@ -175,12 +183,8 @@ def _together(parts: Sequence[Progress]) -> Progress:
         n_probes=sum(part.n_probes for part in parts),
         n_calls=sum(part.n_calls for part in parts),
         n_tokens=sum(part.n_tokens for part in parts),
-        cost=_sum([part.cost for part in parts]),
+        cost=total_cost(part.cost for part in parts),
     )
-
-
-def _sum(costs: Sequence[float | None]) -> float | None:
-    return None if None in costs else sum(cost or 0.0 for cost in costs)
 
 
 # --- in each process -------------------------------------------------------------------------
@@ -209,19 +213,9 @@ async def _generate(
         pipe.send(progress)
 
     models = command.make_models()
-    account = open_account(command.settings.budget)
     try:
         run = Run(
-            {
-                split: Prober(
-                    models,
-                    score=workload.score,
-                    metric=pool.manifest.metric,
-                    settings=command.probe,
-                    account=account,
-                )
-                for split, workload in command.workloads.items()
-            },
+            local_probing(command.workloads, models, pool.manifest, command.settings),
             pool,
             [q for q in command.plan.questions if _owner(pool, q, part[1]) == part[0]],
             command.probe,

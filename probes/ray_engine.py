@@ -18,8 +18,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
-from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from probes.plan import ProbeSettings, Question, next_probe
 from probes.probing import Emit, Finished, Known, Prober, base_record, edge_score, probe_record
@@ -27,6 +26,7 @@ from probes.records import BaseRecord
 from splice._version import __version__
 from splice.errors import ModelError, SettingsError, SpliceError
 from splice.executor import Models
+from splice.files import Closing
 from splice.workload import Scorer, Workload
 
 MakeModels: TypeAlias = Callable[[], Models]
@@ -39,7 +39,7 @@ START_S: Final = 300.0
 """Seconds in which a worker must have started: a cluster may have to add a machine first."""
 
 
-class RayEngine:
+class RayEngine(Closing):
     """Makes what probes the questions of a workload on a Ray cluster.
 
     All workloads share the same workers. One that dies is replaced, and the records that it was at
@@ -82,17 +82,6 @@ class RayEngine:
         packed = _packed("make_models", make_models)
         self._owns_ray = _join(self._ray, address)
         self._crew = _Crew(self._ray, packed, n_workers, cpus_per_worker)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the workers, and Ray itself if it was joined or started here."""

@@ -22,7 +22,6 @@ from splice.errors import SettingsError, SpliceError, StoreError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from splice.line import Progress
     from splice.models.protocol import ChatModel
     from splice.queries import Case
     from splice.records import RepairBatch, RepairResult, Trace
@@ -216,6 +215,7 @@ def repair(
     from splice.line import RepairSettings
     from splice.message import MessageSettings
     from splice.report.html import result_page
+    from splice.report.progress import bars
 
     if report is not None and queries is not None:
         raise typer.BadParameter("--report shows one question; give it with --query")
@@ -235,7 +235,7 @@ def repair(
             _write(report, result_page(result))
         _exit_if_failed(loaded, _retained([result]))
         return
-    with _store(store) as opened, _progress() as progress:
+    with _store(store) as opened, bars(("run", "repair")) as progress:
         batch = api.repair_many(
             loaded,
             [case.query for case in cases],
@@ -362,14 +362,6 @@ def _store(path: Path | None) -> Iterator[TraceStore | None]:
         if store.recovered is not None:
             _note(f"{path}: {store.recovered.reason}; everything before it is there")
         yield store
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    from splice.report.progress import bars
-
-    with bars(("run", "repair")) as show:
-        yield lambda stage, n_done, n_all: show(stage, n_done, n_all, "")
 
 
 def _show_batch(batch: RepairBatch, cases: tuple[Case, ...], as_json: bool) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 if TYPE_CHECKING:
-    from splice.evaluation import EvaluationResult, EvaluationSettings, Progress
+    from splice.evaluation import EvaluationResult, EvaluationSettings
     from splice.models.protocol import ChatModel
     from splice.workload import Workload
 
@@ -105,6 +104,7 @@ async def _evaluated(
     from splice.models.cache import CachedModel
     from splice.models.default import default_model
     from splice.records import digest
+    from splice.report.progress import bars
 
     examples = drawn(workload.examples, settings.limit, settings.seed)
     asked: ChatModel = default_model(workload.workflow, name, threads=threads)
@@ -129,7 +129,7 @@ async def _evaluated(
     )
     cached = CachedModel(asked, out / "replies.sqlite")
     try:
-        with _progress() as progress:
+        with bars(("base", "policies")) as progress:
             return await run_evaluation(
                 workload, cached, split=split, settings=settings, folder=out, progress=progress
             )
@@ -150,11 +150,3 @@ def parsed_options(given: list[str]) -> Mapping[str, str]:
             raise typer.BadParameter(f"--option {text!r} is not NAME=VALUE")
         options[name] = value
     return options
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    from splice.report.progress import bars
-
-    with bars(("base", "policies")) as show:
-        yield lambda stage, n_done, n_all: show(stage, n_done, n_all, "")

@@ -4,8 +4,23 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Self
 
 from splice.errors import SpliceError, StoreError
+
+
+class Closing:
+    """Something to be closed, which `with` does."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of what is held; a second time does nothing."""
+        raise NotImplementedError
 
 
 def read_text(path: Path, error: type[SpliceError]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -175,7 +176,6 @@ class Spending(Record):
 def spending(calls: tuple[CallRecord, ...]) -> Spending:
     """Add up calls. Attempts that failed are counted, their tokens are unknown and left out."""
     ok = [call for call in calls if call.outcome == "ok"]
-    costs = [call.cost for call in ok]
     return Spending(
         n_calls=sum(call.outcome != "cached" for call in calls),
         n_failed=sum(call.outcome in ("retried", "failed", "aborted") for call in calls),
@@ -187,8 +187,18 @@ def spending(calls: tuple[CallRecord, ...]) -> Spending:
         n_uncounted=sum(
             call.usage.prompt_tokens is None or call.usage.completion_tokens is None for call in ok
         ),
-        cost=None if any(cost is None for cost in costs) else sum(c for c in costs if c),
+        cost=total_cost(call.cost for call in ok),
     )
+
+
+def total_cost(costs: Iterable[float | None]) -> float | None:
+    """Costs added up; None if one of them is unknown."""
+    total = 0.0
+    for cost in costs:
+        if cost is None:
+            return None
+        total += cost
+    return total
 
 
 def most_cost(usage: Usage, price: Price | None) -> float | None:

@@ -11,13 +11,12 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from splice.errors import StoreError
+from splice.files import Closing
 
 
-class LineFile:
+class LineFile(Closing):
     """A file opened for adding lines; the operating system locks it for this writer."""
 
     def __init__(
@@ -44,17 +43,6 @@ class LineFile:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let go of the file. What was written is in it already."""

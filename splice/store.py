@@ -54,14 +54,13 @@ from functools import cache
 from itertools import chain
 from operator import is_
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import (
     Annotated,
     Any,
     BinaryIO,
     Final,
     Literal,
-    Self,
     TypeAlias,
     TypeVar,
     get_args,
@@ -72,6 +71,7 @@ from pydantic import ValidationError
 
 from splice._version import __version__
 from splice.errors import StoreError
+from splice.files import Closing
 from splice.lines import LineFile, check_regular
 from splice.records import (
     SCHEMA_VERSION,
@@ -169,7 +169,7 @@ def read_store(path: str | os.PathLike[str]) -> StoreContents:
     return _load(Path(path)).contents()
 
 
-class TraceStore:
+class TraceStore(Closing):
     """A store opened for writing, by one writer at a time.
 
     Secrets are redacted before anything else is done with a record, so ids are those of the
@@ -227,17 +227,6 @@ class TraceStore:
             for id, run in loaded.node_runs.items()
             if run.key is not None and self._memo.get(run.key) is run
         }
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let go of the file. What was written is in it already."""

@@ -27,6 +27,29 @@ WORKFLOW = Workflow(
 )
 
 
+TRIP = """\
+name = "trip"
+output = "desk"
+edges = [["routes", "desk"], ["visas", "desk"]]
+
+[[nodes]]
+id = "routes"
+role = "You look up routes."
+subtask = "Where is the stop?"
+
+[[nodes]]
+id = "visas"
+role = "You look up visas."
+subtask = "How many hours at the stop?"
+
+[[nodes]]
+id = "desk"
+role = "You answer."
+subtask = "Answer the question."
+"""
+"""A workflow as a file, for the command line."""
+
+
 def example(n: int) -> Example:
     """The `n`-th question."""
     return Example(

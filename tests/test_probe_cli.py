@@ -7,32 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import probed
 import pytest
 from loopback import LoopbackServer, Reply
 from typer.testing import CliRunner, Result
 
 from splice import cli
-
-WORKFLOW = """\
-name = "trip"
-output = "desk"
-edges = [["routes", "desk"], ["visas", "desk"]]
-
-[[nodes]]
-id = "routes"
-role = "You look up routes."
-subtask = "Where is the stop?"
-
-[[nodes]]
-id = "visas"
-role = "You look up visas."
-subtask = "How many hours at the stop?"
-
-[[nodes]]
-id = "desk"
-role = "You answer."
-subtask = "Answer the question."
-"""
 
 
 def query(n: int) -> dict[str, object]:
@@ -51,7 +31,7 @@ def respond(request: object) -> Reply:
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
     workflow, queries = tmp_path / "trip.toml", tmp_path / "queries.jsonl"
-    workflow.write_text(WORKFLOW, "utf-8")
+    workflow.write_text(probed.TRIP, "utf-8")
     queries.write_text("".join(json.dumps(query(n)) + "\n" for n in range(6)), "utf-8")
     return workflow, queries
 

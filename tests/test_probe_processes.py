@@ -17,27 +17,6 @@ from probes.pool import is_in_use, read_manifest, read_shards
 from probes.processes import _divided
 from splice.ledger import Budget
 
-WORKFLOW = """\
-name = "trip"
-output = "desk"
-edges = [["routes", "desk"], ["visas", "desk"]]
-
-[[nodes]]
-id = "routes"
-role = "You look up routes."
-subtask = "Where is the stop?"
-
-[[nodes]]
-id = "visas"
-role = "You look up visas."
-subtask = "How many hours at the stop?"
-
-[[nodes]]
-id = "desk"
-role = "You answer."
-subtask = "Answer the question."
-"""
-
 
 def respond(request: object) -> Reply:
     return Reply(text="Doha" if "Where is the stop" in json.dumps(request) else "31 hours")
@@ -53,7 +32,7 @@ class Command:
     """`splice probes generate` in a process of its own, as forks of a test's process would not do."""
 
     def __init__(self, folder: Path, server: LoopbackServer, n_queries: int = 12) -> None:
-        (folder / "trip.toml").write_text(WORKFLOW, "utf-8")
+        (folder / "trip.toml").write_text(probed.TRIP, "utf-8")
         queries = [
             {
                 "id": f"q{n}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -80,23 +80,33 @@ def result_page(result: RepairResult) -> str:
 
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
+    return environment("splice", _clipped)
+
+
+def environment(package: str, clip: Callable[[str], str]) -> jinja2.Environment:
+    """The templates of a package, with every text escaped, visible and short.
+
+    Texts are made so on their way into a page, so that no field is forgotten.
+
+    Args:
+        package: whose folder `templates` is read.
+        clip: shortens a text.
+    """
     import jinja2
 
+    def finalize(value: object) -> object:
+        if not isinstance(value, str) or hasattr(value, "__html__"):
+            return value
+        return visible(clip(value))
+
     return jinja2.Environment(
-        loader=jinja2.PackageLoader("splice"),
+        loader=jinja2.PackageLoader(package),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        finalize=_finalize,
+        finalize=finalize,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-
-
-def _finalize(value: object) -> object:
-    """Make every text visible and short on its way into a page, so that no field is forgotten."""
-    if not isinstance(value, str) or hasattr(value, "__html__"):
-        return value
-    return visible(_clipped(value))
 
 
 def _context(result: RepairResult) -> dict[str, object]:

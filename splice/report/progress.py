@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Protocol
 
-Show: TypeAlias = Callable[[str, int, int, str], None]
-"""Called as `show(stage, n_done, n_all, note)`."""
+
+class Show(Protocol):
+    """Shows how far a stage is."""
+
+    def __call__(self, stage: str, n_done: int, n_all: int, note: str = "") -> None:
+        """Say that `n_done` of `n_all` are done."""
+        ...
+
 
 _EVERY = 10
 """Where there is no terminal, a line for every so many things that are done."""
