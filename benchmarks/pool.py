@@ -1,12 +1,13 @@
 """How full the probe generator keeps a model server, and whether its memory stays flat.
 
-A server that answers after a fixed time runs in a process of its own and notes how many requests
-are in flight. What it saw is counted from the moment at which as many requests had come as are
-allowed at once, until the generator begins its last question: before and after that there is not
-enough to do. Memory is measured on replies that cost no time.
+A server that answers after a fixed time runs in a process of its own. As real ones do, it works on
+so many requests at once and lets others wait; it notes how many it works on. What it saw is counted
+from the moment at which as many requests had come as it has places, until the generator begins its
+last question: before and after that there is not enough to do. Memory is measured on replies that
+cost no time.
 
     python -m benchmarks.pool
-    python -m benchmarks.pool --open 64 80 128 --memory-probes 0
+    python -m benchmarks.pool --limit 64 72 80 --memory-probes 0
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import multiprocessing
 import random
 import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,8 +42,8 @@ from splice.records import Completion, Request
 from splice.workload import Example, Scores, Workload
 
 LATENCY_S = 0.2
-LIMIT = 64
-"""Requests in flight that the endpoint allows."""
+PLACES = 64
+"""Requests that the server works on at once."""
 MIB = 1 << 20
 PROBES = ProbeSettings()
 
@@ -132,27 +135,50 @@ class _Seen:
 
     def __init__(self) -> None:
         self.log: list[tuple[float, int]] = []
-        """When a request came (1) or was answered (-1)."""
+        """When work on a request began (1) and when it was answered (-1)."""
         self.questions: set[bytes] = set()
         self.dry = -math.inf
         """When a question came that had not come before, the last time."""
 
-    def note(self, body: bytearray) -> None:
+    def note(self, body: bytes) -> None:
         """A request has come."""
-        now = time.monotonic()
-        self.log.append((now, 1))
         question = bytes(body.partition(b"the director of ")[2].partition(b" born")[0])
         if question not in self.questions:
             self.questions.add(question)
-            self.dry = now
+            self.dry = time.monotonic()
+
+
+class _Desk:
+    """The places of a server, and who waits for one."""
+
+    def __init__(self, latency_s: float, places: int) -> None:
+        self.seen = _Seen()
+        self._latency_s = latency_s
+        self._free = places
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def take(self, answer: Callable[[], None]) -> None:
+        """Answer after the fixed time, counted from when there is a place."""
+        if not self._free:
+            self._waiting.append(answer)
+            return
+        self._free -= 1
+        self.seen.log.append((time.monotonic(), 1))
+        asyncio.get_running_loop().call_later(self._latency_s, self._done, answer)
+
+    def _done(self, answer: Callable[[], None]) -> None:
+        self.seen.log.append((time.monotonic(), -1))
+        self._free += 1
+        if self._waiting:
+            self.take(self._waiting.popleft())
+        answer()
 
 
 class _Server(asyncio.Protocol):
     """One connection: as little HTTP as the client needs."""
 
-    def __init__(self, seen: _Seen, latency_s: float) -> None:
-        self.seen = seen
-        self.latency_s = latency_s
+    def __init__(self, desk: _Desk) -> None:
+        self.desk = desk
         self.received = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -167,35 +193,35 @@ class _Server(asyncio.Protocol):
         length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
         if len(rest) < length:
             return
+        body = bytes(rest)
         self.received.clear()
-        self.seen.note(rest)
-        asyncio.get_running_loop().call_later(self.latency_s, self._answer, bytes(rest))
+        self.desk.seen.note(body)
+        self.desk.take(partial(self._answer, body))
 
     def _answer(self, body: bytes) -> None:
         message = {"role": "assistant", "content": reply_to(body)}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         usage = {"prompt_tokens": len(body) // 4, "completion_tokens": 8}
         content = json.dumps({"model": "loopback", "choices": [choice], "usage": usage}).encode()
-        self.seen.log.append((time.monotonic(), -1))
         self.transport.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
             % (len(content), content)
         )
 
 
-async def _serve(pipe: Connection, latency_s: float) -> None:
-    seen = _Seen()
+async def _serve(pipe: Connection, latency_s: float, places: int) -> None:
+    desk = _Desk(latency_s, places)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Server(seen, latency_s), "127.0.0.1", backlog=1024)
+    server = await loop.create_server(lambda: _Server(desk), "127.0.0.1", backlog=1024)
     async with server:
         cpu_s = time.process_time()
         pipe.send(server.sockets[0].getsockname()[1])
         await loop.run_in_executor(None, pipe.recv)
-        pipe.send((seen, time.process_time() - cpu_s))
+        pipe.send((desk.seen, time.process_time() - cpu_s))
 
 
-def _serve_until_told(pipe: Connection, latency_s: float) -> None:
-    asyncio.run(_serve(pipe, latency_s))
+def _serve_until_told(pipe: Connection, latency_s: float, places: int) -> None:
+    asyncio.run(_serve(pipe, latency_s, places))
 
 
 class _Loopback:
@@ -213,10 +239,10 @@ class _Loopback:
 
 
 @contextmanager
-def _loopback(latency_s: float) -> Iterator[_Loopback]:
+def _loopback(latency_s: float, places: int) -> Iterator[_Loopback]:
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
-        target=_serve_until_told, args=(theirs, latency_s), daemon=True
+        target=_serve_until_told, args=(theirs, latency_s, places), daemon=True
     )
     process.start()
     try:
@@ -227,7 +253,7 @@ def _loopback(latency_s: float) -> Iterator[_Loopback]:
         process.join()
 
 
-# --- requests in flight ----------------------------------------------------------------------
+# --- requests in work ------------------------------------------------------------------------
 
 
 class Flow(NamedTuple):
@@ -237,18 +263,23 @@ class Flow(NamedTuple):
     n_open: int
     """Questions that were worked on at once."""
     limit: int
+    """Requests that the generator may have sent at once."""
+    places: int
+    """Requests that the server works on at once."""
     n_probes: int
     n_calls: int
-    in_flight: float
-    """Mean over the time in which there was enough to do."""
+    in_work: float
+    """Requests that the server works on: mean over the time in which there was enough to do."""
     share: float
-    """Of the limit."""
+    """Of the places."""
     probes_per_s: float
     calls_per_s: float
-    """Over the same time as `in_flight`."""
+    """Over the same time as `in_work`."""
     cpu_ms_per_call: float
     """CPU of the generator's processes, with the client in them."""
     server_cpu_ms_per_call: float
+    peak_mib: float
+    """Resident memory of the largest process so far."""
 
 
 def flow(
@@ -256,11 +287,12 @@ def flow(
     *,
     n_open: int,
     limit: int,
+    places: int = PLACES,
     n_processes: int = 1,
     latency_s: float = LATENCY_S,
 ) -> Flow:
-    """Generate a pool against the server, and count what is in flight."""
-    with _loopback(latency_s) as server, TemporaryDirectory() as folder:
+    """Generate a pool against the server, and count what it works on."""
+    with _loopback(latency_s, places) as server, TemporaryDirectory() as folder:
         share = Limits(concurrency=math.ceil(limit / n_processes))
 
         def make_models() -> Endpoint:
@@ -280,21 +312,23 @@ def flow(
         cpu_s, elapsed_s = _cpu_s() - cpu_s, time.monotonic() - began
         seen, server_cpu_s = server.stop()
     log = [entry for entry in seen.log if entry[0] >= began]
-    begin, end = _busy_time(log, seen.dry, min(limit, n_open))
-    in_flight = mean_in_flight(log, begin, end)
+    begin, end = _busy_time(log, seen.dry, min(limit, places, n_open))
+    in_work = mean_in_work(log, begin, end)
     n_answered = sum(change < 0 and begin <= moment < end for moment, change in log)
     return Flow(
         n_processes=n_processes,
         n_open=n_open,
         limit=limit,
+        places=places,
         n_probes=made.n_probes,
         n_calls=made.n_calls,
-        in_flight=in_flight,
-        share=in_flight / limit,
+        in_work=in_work,
+        share=in_work / places,
         probes_per_s=made.n_probes / elapsed_s,
         calls_per_s=n_answered / (end - begin),
         cpu_ms_per_call=1000 * cpu_s / made.n_calls,
         server_cpu_ms_per_call=1000 * server_cpu_s / made.n_calls,
+        peak_mib=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
     )
 
 
@@ -310,19 +344,19 @@ def _cpu_s() -> float:
 
 
 def _busy_time(log: Sequence[tuple[float, int]], dry: float, many: int) -> tuple[float, float]:
-    """From the arrival of the request with which `many` could be in flight until `dry`.
+    """From the beginning of the request with which `many` places could be busy until `dry`.
 
     Raises:
         ValueError: there is no such time; more questions are needed.
     """
-    arrivals = [moment for moment, change in log if change > 0]
-    if len(arrivals) < many or arrivals[many - 1] >= dry:
-        raise ValueError(f"too few questions to keep {many} requests in flight: raise --probes")
-    return arrivals[many - 1], dry
+    begun = [moment for moment, change in log if change > 0]
+    if len(begun) < many or begun[many - 1] >= dry:
+        raise ValueError(f"too few questions to keep {many} places busy: raise --probes")
+    return begun[many - 1], dry
 
 
-def mean_in_flight(log: Sequence[tuple[float, int]], begin: float, end: float) -> float:
-    """Mean number of requests in flight between two moments."""
+def mean_in_work(log: Sequence[tuple[float, int]], begin: float, end: float) -> float:
+    """Mean number of requests that are worked on between two moments."""
     area, n, since = 0.0, 0, -math.inf
     for moment, change in [*log, (math.inf, 0)]:
         area += n * max(0.0, min(moment, end) - max(since, begin))
@@ -391,13 +425,14 @@ def _resident_mib() -> float:
 def flow_table(flows: Sequence[Flow]) -> str:
     """The runs as Markdown."""
     lines = [
-        "| processes | questions open | in flight, mean | share of the limit | calls/s | probes/s "
-        "| CPU ms a call | of the server |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| processes | questions open | sent at once, at most | worked on at once, mean | share "
+        "| calls/s | probes/s | CPU ms a call | of the server | peak MiB |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     lines += [
-        f"| {f.n_processes} | {f.n_open} | {f.in_flight:.1f} of {f.limit} | {f.share:.1%} | {f.calls_per_s:.0f} "
-        f"| {f.probes_per_s:.1f} | {f.cpu_ms_per_call:.2f} | {f.server_cpu_ms_per_call:.2f} |"
+        f"| {f.n_processes} | {f.n_open} | {f.limit} | {f.in_work:.1f} of {f.places} | {f.share:.1%} "
+        f"| {f.calls_per_s:.0f} | {f.probes_per_s:.1f} | {f.cpu_ms_per_call:.2f} | {f.server_cpu_ms_per_call:.2f} "
+        f"| {f.peak_mib:.0f} |"
         for f in flows
     ]
     return "\n".join(lines)
@@ -414,10 +449,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, then print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pool", description=__doc__)
     parser.add_argument("--probes", type=int, default=2000, help="of each run; 0: no server")
-    parser.add_argument("--limit", type=int, default=LIMIT, help="requests in flight at once")
-    parser.add_argument(
-        "--open", type=int, nargs="+", default=[2 * LIMIT], help="questions at once"
-    )
+    parser.add_argument("--places", type=int, default=PLACES, help="requests in work at once")
+    parser.add_argument("--limit", type=int, nargs="+", default=[64, 72, 80], help="sent at once")
+    parser.add_argument("--open", type=int, default=2 * PLACES, help="questions at once")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="of the generator")
     parser.add_argument("--latency", type=float, default=LATENCY_S, help="seconds for a reply")
     parser.add_argument("--memory-probes", type=int, default=20_000, help="0: no memory")
@@ -425,18 +459,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     # Memory first: it is the process's, and what a run with a server takes is not given back.
     if args.memory_probes:
-        print(memory_table(asyncio.run(memory(args.memory_probes, n_open=args.open[0]))))
+        print(memory_table(asyncio.run(memory(args.memory_probes, n_open=args.open))))
     if args.probes:
         flows = [
             flow(
                 args.probes,
-                n_open=n_open,
-                limit=args.limit,
+                n_open=args.open,
+                limit=limit,
+                places=args.places,
                 n_processes=n_processes,
                 latency_s=args.latency,
             )
             for n_processes in args.processes
-            for n_open in args.open
+            for limit in args.limit
         ]
         print(flow_table(flows))
     return 0
