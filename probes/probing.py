@@ -19,9 +19,10 @@ from probes.records import (
     classify,
     probe_id,
 )
-from splice.diagnosis import diagnose, find_gap, query_features, score_edge
+from splice.diagnosis import diagnose, find_gap, score_edge
 from splice.errors import BudgetExceeded
 from splice.executor import Models, execute
+from splice.features import query_features
 from splice.ledger import Account, spending
 from splice.line import evidence_of, writer_model
 from splice.message import placebo, verify, write_message

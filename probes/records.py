@@ -57,7 +57,7 @@ class BaseRecord(Record):
     """The score that probes are compared by."""
     diagnosis: Diagnosis | None = None
     features: Mapping[str, float] = {}
-    """What is known about the query after its base run; see `splice.diagnosis.query_features`."""
+    """What is known about the query after its base run; see `splice.features.QUERY_FEATURES`."""
     n_candidates: int = 0
     """Missing forward edges of its workflow."""
     gap_edges: tuple[Edge, ...] | None = None
@@ -94,7 +94,7 @@ class ProbeRecord(Record):
     p_decisive: Probability
     """What the diagnosis predicted for the edge."""
     features: Mapping[str, float]
-    """What is known about the edge before the trial; see `splice.diagnosis.edge_features`."""
+    """What is known about the edge before the trial; see `splice.features.EDGE_FEATURES`."""
     outcome: Literal["done", "no_message", "stopped", "failed"]
     """`no_message`: the source holds nothing that the receiver lacks, so nothing ran. `stopped`:
     the trial ended without a candidate answer, as the engine stops one. `failed`: something outside

@@ -18,6 +18,13 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from probes.pool import Damage, Manifest, Shard, read_manifest, read_shards
 from probes.records import BaseRecord, ProbeRecord
 from splice.errors import StoreError
+from splice.features import (
+    EDGE_FEATURES,
+    EVIDENCE_FEATURES,
+    QUERY_FEATURES,
+    Feature,
+    evidence_features,
+)
 from splice.ledger import Spending
 from splice.records import Evidence
 from splice.workload import Scores
@@ -91,86 +98,6 @@ _LEDGER: Final = (
     Column("elapsed_s", "float", "Seconds from beginning to end."),
 )
 
-_EDGE: Final[Mapping[str, str]] = {
-    "dist_t": "Edges on the shortest path from the receiver to the output node.",
-    "hop": "Edges on the shortest path from source to receiver; 0 if there is none.",
-    "parallel": "1 if no path leads from source to receiver.",
-    "coverage": "Share of the receiver's need that the source's material holds.",
-    "uncovered_need": "Share of the receiver's need that its parents did not deliver.",
-    "fills": "Share of the uncovered need in the source's material.",
-    "fills_output": "Share of the uncovered need in the source's output.",
-    "novel": "Share of the source's content words that the receiver could not read.",
-    "redundancy": "Cosine of the words of the source and of the receiver's parents.",
-    "bridge": "1 if the source names something that only the receiver's documents know.",
-    "w_declines": "1 if the receiver abstained or declined.",
-    "named_held": "Share of what the receiver's abstention names that the source holds.",
-    "u_silent": "1 if the source emitted nothing, or a refusal.",
-    "tool_unused": "Tool returns of the source of which its output shows nothing.",
-    "agree_w": "Token F1 of the receiver's output and the base answer.",
-    "relevance": "Share of the question's content words in the receiver's role and task.",
-}
-"""Features of an edge, known before a trial; see `splice.diagnosis.edge_features`."""
-
-_QUERY: Final[Mapping[str, str]] = {
-    "q_words": "Words of the question.",
-    "q_items": "Entities and numbers in the question.",
-    "a_words": "Words of the base answer; 0 if it declines or is missing.",
-    "a_declines": "1 if the base answer declines or is missing.",
-    "q_in_a": "Share of the question's entities and numbers that the answer repeats.",
-    "a_in_out": "Token F1 of the answer and the whole output of the output node.",
-    "n_declining": "Nodes that declined.",
-    "n_failed": "Nodes that delivered nothing.",
-    "n_truncated": "Nodes whose reply was cut off.",
-    "concerned_declines": "1 if a node that the question concerns most declined.",
-    "tool_errors": "Share of tool calls that gave an error.",
-    "agree": "Mean token F1 over pairs of nodes with a common successor.",
-    "survive": "Share of the other nodes' content words in the output node's output.",
-    "best_edge": "Highest predicted probability of the edges that may be tried.",
-    "n_edges": "Candidate edges that may be tried.",
-}
-"""Features of a query after its base run; see `splice.diagnosis.query_features`."""
-
-_EVIDENCE: Final[Mapping[str, str]] = {
-    "move_w": "How far the receiver's words moved, in [0, 1].",
-    "move_len": "Relative change of the receiver's length in words.",
-    "n_add": "Content words that the receiver added.",
-    "n_del": "Content words that the receiver dropped.",
-    "msg_only": "Share of the added words that only the message has.",
-    "ctx_only": "Share of the added words that only the receiver's own context has.",
-    "both": "Share of the added words that message and context have.",
-    "untraceable": "Share of the added words that neither has.",
-    "uptake": "Share of the message's words that the receiver added.",
-    "is_ignored": "The receiver added nothing of the message.",
-    "del_supported": "Share of the dropped words that the receiver's context supports.",
-    "focus_new": "Share of what was added that documents about the message's focus hold.",
-    "focus_old": "Share of what was dropped that documents about the message's focus hold.",
-    "num_msg": "Share of the added numbers that the message has.",
-    "num_ctx": "Share of the added numbers that only the receiver's context has.",
-    "num_untraceable": "Share of the added numbers that neither has.",
-    "num_dropped": "Share of the receiver's numbers that it dropped.",
-    "surv_final": "Share of the added words that reach the answer.",
-    "is_absorbed": "The receiver moved and the answer stayed the same.",
-    "ans_change": "1 - token F1 of the two answers.",
-    "ans_len_ratio": "Words of the new answer over words of the old.",
-    "is_number_changed": "The numbers in the answer differ.",
-    "copies_source": "How much nearer the new answer is to the source's answer.",
-    "is_abstention_resolved": "The receiver abstained before and answers now.",
-    "is_abstention_new": "A node abstains that did not before.",
-    "is_answer_refusal_resolved": "The old answer declined, the new one does not.",
-    "is_answer_refusal_new": "The new answer declines and the old one did not.",
-}
-"""Fields of `splice.records.Evidence` but for `survival`."""
-
-_SURVIVAL: Final = (
-    Column("evidence_survival_first", "float", "Share of the added words that reach depth 1."),
-    Column("evidence_survival_last", "float", "Share that reaches the deepest descendants."),
-    Column("evidence_n_depths", "int", "Depths of descendants that the receiver has."),
-)
-"""Nearest and farthest of the depths. How many there are differs by workflow and receiver, so a
-column for each depth would mean something else in each workflow, and be None in most."""
-
-_EVIDENCE_KINDS: Final[Mapping[object, Kind]] = {int: "int", bool: "bool"}
-
 
 def probe_columns(metrics: Sequence[str]) -> tuple[Column, ...]:
     """Columns of the rows of probes, for a workload with these metrics."""
@@ -186,10 +113,9 @@ def probe_columns(metrics: Sequence[str]) -> tuple[Column, ...]:
             for metric in metrics
         ),
         *_COUNTS,
-        *_feature_columns("edge", _EDGE),
-        *_feature_columns("query", _QUERY),
-        *(_evidence_column(name, meaning) for name, meaning in _EVIDENCE.items()),
-        *_SURVIVAL,
+        *_feature_columns("edge", EDGE_FEATURES),
+        *_feature_columns("query", QUERY_FEATURES),
+        *(Column(f"evidence_{f.name}", f.kind, f.definition) for f in EVIDENCE_FEATURES),
         *_LEDGER,
     )
 
@@ -201,7 +127,7 @@ def base_columns(metrics: Sequence[str]) -> tuple[Column, ...]:
         *_PREDICTED,
         *_base_metrics(metrics),
         _N_BASE_ANSWER,
-        *_feature_columns("query", _QUERY),
+        *_feature_columns("query", QUERY_FEATURES),
         *_LEDGER,
     )
 
@@ -213,14 +139,9 @@ def _base_metrics(metrics: Sequence[str]) -> tuple[Column, ...]:
     )
 
 
-def _feature_columns(of: str, features: Mapping[str, str]) -> Iterator[Column]:
-    for name, meaning in features.items():
-        yield Column(f"{of}_feature_{name}", "float", meaning)
-
-
-def _evidence_column(name: str, meaning: str) -> Column:
-    annotation = Evidence.model_fields[name].annotation
-    return Column(f"evidence_{name}", _EVIDENCE_KINDS.get(annotation, "float"), meaning)
+def _feature_columns(of: str, features: Sequence[Feature]) -> Iterator[Column]:
+    for feature in features:
+        yield Column(f"{of}_feature_{feature.name}", "float", feature.definition)
 
 
 COLUMNS: Final[Mapping[str, str]] = {
@@ -309,7 +230,7 @@ def _probe_row(base: BaseRecord, probe: ProbeRecord, manifest: Manifest) -> Row:
         "n_message_words": _n_words(probe.message.text if probe.message else None),
         "n_answer_words": _n_words(probe.answer),
         "n_rerun": len(probe.rerun),
-        **_features("edge", _EDGE, probe.features),
+        **_features("edge", EDGE_FEATURES, probe.features),
         **_evidence(probe.evidence),
         **_used(probe.ledger, probe.elapsed_s),
     }
@@ -333,7 +254,7 @@ def _of_question(base: BaseRecord, manifest: Manifest) -> Row:
         "score_base": base.score,
         **{f"base_{name}": _score(base.scores, name) for name in manifest.metrics},
         "n_base_answer_words": _n_words(base.answer),
-        **_features("query", _QUERY, base.features),
+        **_features("query", QUERY_FEATURES, base.features),
     }
 
 
@@ -345,23 +266,27 @@ def _n_words(text: str | None) -> int | None:
     return None if text is None else len(text.split())
 
 
-def _features(of: str, known: Mapping[str, str], found: Mapping[str, float]) -> Row:
-    if unknown := sorted(found.keys() - known.keys()):
+def _features(of: str, known: Sequence[Feature], found: Mapping[str, float]) -> Row:
+    names = [feature.name for feature in known]
+    if unknown := sorted(found.keys() - set(names)):
         raise StoreError(
             f"the pool holds the {of} feature {unknown[0]!r}, which this version does not know; "
             "make tables of it with the version that wrote it"
         )
-    return {f"{of}_feature_{name}": found.get(name) for name in known}
+    return {f"{of}_feature_{name}": found.get(name) for name in names}
 
 
 def _evidence(evidence: Evidence | None) -> Row:
-    survival = evidence.survival if evidence else ()
-    return {
-        **{f"evidence_{name}": getattr(evidence, name, None) for name in _EVIDENCE},
-        "evidence_survival_first": survival[0] if survival else None,
-        "evidence_survival_last": survival[-1] if survival else None,
-        "evidence_n_depths": len(survival) if evidence else None,
+    if evidence is None:
+        return {f"evidence_{feature.name}": None for feature in EVIDENCE_FEATURES}
+    found = evidence_features(evidence)
+    whole: dict[str, type] = {"int": int, "bool": bool}
+    row: Row = {
+        f"evidence_{f.name}": whole.get(f.kind, float)(found[f.name]) for f in EVIDENCE_FEATURES
     }
+    if not evidence.survival:
+        row |= {"evidence_survival_first": None, "evidence_survival_last": None}
+    return row
 
 
 def _used(ledger: Spending, elapsed_s: float) -> Row:

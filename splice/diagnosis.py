@@ -7,14 +7,13 @@ hand-set weights; nothing was fitted. Learned models take the place of `base_sco
 
 from __future__ import annotations
 
-import itertools
 import math
-import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Literal, TypeAlias
 
 from splice.abstention import clarifying_question, is_declining, missing_item
-from splice.material import delivered, emitted, material, readable, told
+from splice.features import bridges, declines, edge_features, most_concerned
+from splice.material import delivered, emitted, material, readable
 from splice.records import (
     Abstention,
     CandidateEdge,
@@ -23,10 +22,9 @@ from splice.records import (
     Gap,
     GapItem,
     NodeId,
-    NodeRun,
     Trace,
 )
-from splice.text import contains, is_refusal, items, norm, token_f1, words
+from splice.text import contains, items, norm, words
 from splice.workflow import Agent, Workflow
 
 Diagnoser: TypeAlias = Callable[[Workflow, Trace], Diagnosis]
@@ -36,21 +34,6 @@ _MAX_SOURCE_ITEMS = 8
 
 
 # --- base score ------------------------------------------------------------------------------
-
-
-def relevance(workflow: Workflow, trace: Trace, node: NodeId) -> float:
-    """Share of the question's content words that a node's role and task contain, in [0, 1]."""
-    asked = words(trace.query.text)
-    described = workflow.subtask(node, trace.query)
-    own = workflow.by_id[node]
-    if isinstance(own, Agent):
-        described = f"{described} {own.role}"
-    return len(asked & words(described)) / max(1, len(asked))
-
-
-def declines(run: NodeRun) -> bool:
-    """Whether a node said that it has no answer, in the typed form or in words."""
-    return run.status == "abstained" or (run.status == "ok" and is_refusal(run.output))
 
 
 def base_score(workflow: Workflow, trace: Trace) -> tuple[float, tuple[str, ...]]:
@@ -65,7 +48,7 @@ def base_score(workflow: Workflow, trace: Trace) -> tuple[float, tuple[str, ...]
         return 0.05, ("the answer declines",)
     score, reasons = 0.7, []
     declining = [run.node for run in trace.node_runs if declines(run)]
-    concerned = _most_concerned(workflow, trace)
+    concerned = most_concerned(workflow, trace)
     asked = [node for node in declining if node in concerned]
     if asked:
         score -= 0.25
@@ -83,77 +66,6 @@ def base_score(workflow: Workflow, trace: Trace) -> tuple[float, tuple[str, ...]
         score -= 0.1
         reasons.append(f"the reply of {', '.join(cut)} was cut off")
     return max(0.05, score), tuple(reasons) or ("every node answered",)
-
-
-def _most_concerned(workflow: Workflow, trace: Trace) -> frozenset[NodeId]:
-    """Nodes whose role and task share the most words with the question."""
-    shares = {run.node: relevance(workflow, trace, run.node) for run in trace.node_runs}
-    most = max(shares.values())
-    return frozenset(node for node, share in shares.items() if share == most > 0)
-
-
-def query_features(workflow: Workflow, trace: Trace, diagnosis: Diagnosis) -> dict[str, float]:
-    """What is known about a query after its base run; what a learned base score is fitted on.
-
-    Args:
-        workflow: that recorded `trace`.
-        trace: the base run.
-        diagnosis: made of the same trace by `diagnose`.
-
-    Returns:
-        q_words, q_items: words of the question, and entities and numbers in it.
-        a_words: words of the answer; 0 if there is none.
-        a_declines: 1 if the answer declines or is missing.
-        q_in_a: share of the question's entities and numbers that the answer repeats.
-        a_in_out: token F1 of the answer and the output node's whole output.
-        n_declining, n_failed, n_truncated: nodes that declined; that delivered nothing; whose
-            reply was cut off.
-        concerned_declines: 1 if a node that the question concerns most declined.
-        tool_errors: share of tool calls that gave an error.
-        agree: mean token F1 over pairs of nodes with a common successor; 0 without such a pair.
-        survive: share of the content words of all other nodes that reach the output node's output.
-        best_edge: highest predicted probability of the candidate edges that may be tried.
-        n_edges: candidate edges that may be tried.
-        Ratios are in [0, 1], and 0 where there is nothing to count.
-
-    Source: method 2.3; the list is our own.
-    """
-    runs = trace.by_node
-    last = emitted(runs[workflow.output])
-    said = frozenset().union(
-        *(words(emitted(run)) for run in trace.node_runs if run.node != workflow.output)
-    )
-    asked = items(trace.query.text)
-    answer = "" if is_declining(trace.answer) else trace.answer or ""
-    declining = {run.node for run in trace.node_runs if declines(run)}
-    calls = [call for run in trace.node_runs for call in run.tool_calls]
-    scores = [scored.p_decisive for scored in diagnosis.edges]
-    return {
-        "q_words": float(len(trace.query.text.split())),
-        "q_items": float(len(asked)),
-        "a_words": float(len(answer.split())),
-        "a_declines": float(not answer),
-        "q_in_a": _share(asked, answer),
-        "a_in_out": token_f1(answer, last),
-        "n_declining": float(len(declining)),
-        "n_failed": float(
-            sum(run.status in ("failed", "skipped", "withheld") for run in trace.node_runs)
-        ),
-        "n_truncated": float(sum(run.is_truncated for run in trace.node_runs)),
-        "concerned_declines": float(bool(declining & _most_concerned(workflow, trace))),
-        "tool_errors": sum(call.outcome != "ok" for call in calls) / max(1, len(calls)),
-        "agree": _agreement(workflow, trace),
-        "survive": len(said & words(last)) / max(1, len(said)),
-        "best_edge": max(scores, default=0.0),
-        "n_edges": float(len(scores)),
-    }
-
-
-def _agreement(workflow: Workflow, trace: Trace) -> float:
-    """Mean token F1 of what nodes with a common successor emitted."""
-    pairs = {pair for run in trace.node_runs for pair in itertools.combinations(run.expected, 2)}
-    found = [token_f1(*(emitted(trace.by_node[node]) for node in pair)) for pair in pairs]
-    return sum(found) / max(1, len(found))
 
 
 # --- edge scores -----------------------------------------------------------------------------
@@ -175,100 +87,6 @@ says only that something is missing, and comes next; distance to the end dilutes
 
 INTERCEPT = -2.5
 """With no sign at all an edge changes the answer rarely."""
-
-
-def edge_features(workflow: Workflow, trace: Trace, edge: CandidateEdge) -> dict[str, float]:
-    """What is known about an edge before a trial.
-
-    Returns:
-        dist_t: edges on the shortest path from receiver to output node, >= 0.
-        hop: edges on the shortest path from source to receiver, 0 if there is none.
-        parallel: 1 if no path leads from source to receiver.
-        coverage: share of the receiver's need that the source's material holds; need = entities
-            and numbers in the receiver's task.
-        uncovered_need: share of the need that the receiver's parents did not deliver.
-        fills, fills_output: share of the uncovered need in the source's material / output.
-        novel: share of the content words of the source's output that the receiver could not read.
-        redundancy: cosine of the word sets of the source's output and the receiver's parents.
-        bridge: 1 if the source's output names an item that the receiver's own documents contain and
-            that nothing else told the receiver.
-        w_declines: 1 if the receiver abstained or declined.
-        named_held: share of the items that the receiver's abstention names which the source holds.
-        u_silent: 1 if the source emitted nothing but a refusal, or nothing.
-        tool_unused: number of tool returns of the source of which its output shows no item.
-        agree_w: token F1 of the receiver's output and the answer.
-        relevance: share of the question's content words in the receiver's role and task.
-        Ratios are in [0, 1], and 0 where there is nothing to count.
-    """
-    source, receiver = trace.by_node[edge.source], trace.by_node[edge.receiver]
-    held = "\n".join(piece.text for piece in material(workflow, trace, edge.source))
-    output = emitted(source)
-    u_silent = not output or is_refusal(output)
-    parents = "\n".join(delivered(trace.by_node[parent]) for parent in receiver.received)
-    need = items(workflow.subtask(edge.receiver, trace.query))
-    uncovered = [item for item in need if not contains(parents, item)]
-    known = readable(workflow, trace, edge.receiver)
-    said, read = words(output), words(known)
-    beside = words(parents)
-    named = items(receiver.abstention.rationale) if receiver.abstention else ()
-    return {
-        "dist_t": float(workflow.distances[edge.receiver]),
-        "hop": float(workflow.hops[edge.source].get(edge.receiver, 0)),
-        "parallel": float(edge.kind == "parallel_branch"),
-        "coverage": _share(need, held),
-        "uncovered_need": len(uncovered) / max(1, len(need)),
-        "fills": _share(uncovered, held),
-        "fills_output": _share(uncovered, output),
-        "novel": 0.0 if u_silent else len(said - read) / max(1, len(said)),
-        "redundancy": len(said & beside) / max(1.0, math.sqrt(len(said) * len(beside))),
-        "bridge": float(not u_silent and bool(bridges(workflow, trace, edge))),
-        "w_declines": float(declines(receiver)),
-        "named_held": _share(named, held),
-        "u_silent": float(u_silent),
-        "tool_unused": float(
-            sum(
-                not any(contains(output, item) for item in items(call.result))
-                for call in source.tool_calls
-            )
-        ),
-        "agree_w": token_f1(receiver.output or "", trace.answer or ""),
-        "relevance": relevance(workflow, trace, edge.receiver),
-    }
-
-
-def _share(wanted: Collection[str], text: str) -> float:
-    return sum(contains(text, item) for item in wanted) / max(1, len(wanted))
-
-
-def bridges(workflow: Workflow, trace: Trace, edge: CandidateEdge) -> tuple[str, ...]:
-    """Items of the source's output that the receiver's documents contain and nobody told it.
-
-    Two-hop gaps look like this: the source has found which entry of the receiver's documents the
-    question is about.
-    """
-    documents = "\n".join(
-        document.shown for document in workflow.private(edge.receiver, trace.query)
-    )
-    heard = told(workflow, trace, edge.receiver)
-    named = telling_items(emitted(trace.by_node[edge.source]))
-    return tuple(item for item in named if contains(documents, item) and not contains(heard, item))
-
-
-_COUNT = re.compile(r"[-+]?\d{1,2}")
-
-
-def telling_items(output: str) -> tuple[str, ...]:
-    """Items of an output that can tell what something is about: a bare count such as 3 can't."""
-    return tuple(item for item in named_items(output) if not _COUNT.fullmatch(item))
-
-
-def named_items(output: str) -> tuple[str, ...]:
-    """Entities and numbers of an output; a short output without any is taken as an item itself."""
-    found = items(output)
-    short = output.strip().strip(".\"'")
-    if short and len(short.split()) <= 4 and norm(short) not in {norm(item) for item in found}:
-        return (short, *found)
-    return found
 
 
 def score_edge(workflow: Workflow, trace: Trace, edge: CandidateEdge) -> EdgeScore:

@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from splice.diagnosis import bridges, named_items, telling_items
 from splice.errors import BudgetExceeded, ModelError
 from splice.executor import book_call
+from splice.features import bridges, named_items, telling_items
 from splice.ledger import Account
 from splice.material import Piece, emitted, holds, material, told
 from splice.models.protocol import ChatModel

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 import splice
 from splice import diagnosis
 from splice.abstention import wire
-from splice.diagnosis import (
-    base_score,
-    diagnose,
+from splice.diagnosis import base_score, diagnose, find_gap, score_edge
+from splice.features import (
+    EDGE_FEATURES,
+    QUERY_FEATURES,
+    Feature,
+    bridges,
     edge_features,
-    find_gap,
     query_features,
-    score_edge,
 )
 from splice.material import material, readable
 from splice.models.scripted import ScriptedModel
@@ -128,7 +129,7 @@ def test_the_title_of_a_document_is_known_to_its_reader_like_its_text() -> None:
     }
     trace = traced(workflow, said)
     edges = {(e.source, e.receiver): e for e in workflow.candidate_edges}
-    assert diagnosis.bridges(workflow, trace, edges["singer", "birth"]) == ("Elton John",)
+    assert bridges(workflow, trace, edges["singer", "birth"]) == ("Elton John",)
     assert "Elton John" in readable(workflow, trace, "birth")
     # What the edge supplies counts more than that somebody else declined.
     assert pairs(diagnose(workflow, trace))[0] == ("singer", "birth")
@@ -145,7 +146,7 @@ def test_a_bare_count_does_not_tell_what_something_is_about() -> None:
     }
     trace = traced(workflow, said)
     (edge,) = (e for e in workflow.candidate_edges if e.source == "recipes")
-    assert diagnosis.bridges(workflow, trace, edge) == ("iron_block",)
+    assert bridges(workflow, trace, edge) == ("iron_block",)
 
 
 # --- candidate edges -------------------------------------------------------------------------
@@ -211,8 +212,6 @@ def test_edges_are_ordered_by_their_probability() -> None:
 
 # --- features --------------------------------------------------------------------------------
 
-UNBOUNDED = {"dist_t", "hop", "tool_unused"}
-
 said = st.one_of(
     st.none(),
     st.sampled_from(["not found", "Doha", "31 hours in Doha, 9 in Rio", "Rio <b>", "\ud7ff \x00"]),
@@ -245,17 +244,24 @@ def runs(draw: st.DrawFn) -> tuple[Workflow, Trace]:
 
 @settings(deadline=None, max_examples=150)
 @given(run=runs())
-def test_features_stay_in_their_documented_ranges(run: tuple[Workflow, Trace]) -> None:
+def test_features_are_those_of_the_tables_and_stay_in_their_ranges(
+    run: tuple[Workflow, Trace],
+) -> None:
     workflow, trace = run
+    assert_within(QUERY_FEATURES, query_features(workflow, trace, diagnose(workflow, trace)))
     for edge in workflow.candidate_edges:
         features = edge_features(workflow, trace, edge)
-        for name, value in features.items():
-            assert value >= 0, name
-            assert value <= 1 + 1e-9 or name in UNBOUNDED, name
-        documented = edge_features.__doc__ or ""
-        assert [name for name in features if name not in documented] == []
+        assert_within(EDGE_FEATURES, features)
         assert features["parallel"] == (edge.kind == "parallel_branch")
         assert (features["hop"] == 0) == (edge.kind == "parallel_branch")
+
+
+def assert_within(table: tuple[Feature, ...], found: Mapping[str, float]) -> None:
+    assert list(found) == [feature.name for feature in table]
+    for feature in table:
+        value = found[feature.name]
+        assert feature.low <= value <= feature.high + 1e-9, feature.name
+        assert feature.kind == "float" or value == int(value), feature.name
 
 
 @settings(deadline=None, max_examples=150)

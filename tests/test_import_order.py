@@ -37,6 +37,7 @@ ORDER = (
     "redact",
     "store",
     "material",
+    "features",
     "diagnosis",
     "message",
     "trial",
