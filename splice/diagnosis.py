@@ -1,14 +1,13 @@
 """Diagnosis: is there room for improvement, which edge is missing, what does it lack.
 
 Everything here reads the base trace alone. The two scores come from documented heuristics with
-hand-set weights; nothing was fitted. Learned models take the place of `base_score` and
-`score_edge` behind the same signatures.
+hand-set weights; nothing was fitted. `splice.learned` puts fitted scores in their place.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Literal, TypeAlias
 
 from splice.abstention import clarifying_question, is_declining, missing_item
@@ -127,17 +126,11 @@ def diagnose(workflow: Workflow, trace: Trace) -> Diagnosis:
     allowed = [
         edge for edge in workflow.candidate_edges if _is_allowed(workflow, trace, edge, abstaining)
     ]
-    ranked = sorted(
-        (score_edge(workflow, trace, edge) for edge in allowed),
-        key=lambda scored: (
-            not _is_named_source(workflow, scored.edge, abstaining),
-            -scored.p_decisive,
-        ),
-    )
+    ranked = rank_edges(workflow, trace, [score_edge(workflow, trace, edge) for edge in allowed])
     return Diagnosis(
         base_score=score,
         base_reasons=reasons,
-        edges=tuple(ranked),
+        edges=ranked,
         admission=_admission(ranked, abstaining),
         clarifying_questions=tuple(
             clarifying_question(abstention)
@@ -155,6 +148,29 @@ def diagnose(workflow: Workflow, trace: Trace) -> Diagnosis:
             if abstention.category == "Missing Capability"
             and not any(edge.receiver == node for edge in allowed)
         ),
+    )
+
+
+def rank_edges(
+    workflow: Workflow,
+    trace: Trace,
+    edges: Iterable[EdgeScore],
+    *,
+    by: Literal["p_decisive", "p_beneficial"] = "p_decisive",
+) -> tuple[EdgeScore, ...]:
+    """The edges by their chances, the best first.
+
+    Before them those from a source that the receiver itself named as the right one for its request.
+    """
+    abstaining = {run.node: run.abstention for run in trace.node_runs if run.abstention is not None}
+    return tuple(
+        sorted(
+            edges,
+            key=lambda scored: (
+                not _is_named_source(workflow, scored.edge, abstaining),
+                -(getattr(scored, by) or 0.0),
+            ),
+        )
     )
 
 

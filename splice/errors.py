@@ -11,7 +11,7 @@
     │   └── ScriptExhausted  a scripted model was asked more often than its script says
     ├── BudgetExceeded       a call would go over a budget in calls, tokens or money
     ├── WriteBlocked         a trial would need a new write by a tool
-    ├── WeightsError         weights of a local model can't be fetched or are not what was pinned
+    ├── WeightsError         weights or learned parts can't be had or are not what was promised
     └── StoreError           a trace store can't be read or written
 
 Set-up mistakes (the first five) are raised before the first paid call. What a model got wrong is
@@ -76,7 +76,7 @@ class WriteBlocked(SpliceError):
 
 
 class WeightsError(SpliceError):
-    """Raised if weights can't be fetched, or differ from the pinned hash."""
+    """Raised if weights can't be fetched, or differ from the pinned hash; the same for learned parts."""
 
 
 class StoreError(SpliceError):

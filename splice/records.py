@@ -426,9 +426,11 @@ class EdgeScore(Record):
     p_decisive: Probability
     """Predicted probability that a trial of the edge changes the final answer."""
     features: Mapping[str, float]
-    """What the score was computed from; names and ranges in `splice.diagnosis`."""
+    """What the score was computed from; names and ranges in `splice.features`."""
     reason: str
     """One line for people."""
+    p_beneficial: Probability | None = None
+    """Predicted probability that the trial makes the answer better; None: not predicted."""
 
 
 class Diagnosis(Record):
@@ -448,6 +450,8 @@ class Diagnosis(Record):
     """What nodes named as missing."""
     unsupported: tuple[str, ...] = ()
     """What no node of the workflow can do."""
+    outside: tuple[str, ...] = ()
+    """Features that lie outside of what the learned parts were fitted on, if any were used."""
 
     @property
     def headroom(self) -> float:
@@ -613,6 +617,8 @@ class Likelihoods(Record):
     beneficial: Probability
     neutral: Probability
     harmful: Probability
+    outside: tuple[str, ...] = ()
+    """Features that lie outside of what the selector was fitted on, if it was."""
 
 
 class Decision(Record):

@@ -43,6 +43,7 @@ ORDER = (
     "trial",
     "evidence",
     "selector",
+    "learned",
     "line",
     "report",
     "api",
