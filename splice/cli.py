@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from splice import evaluate_cli, models_cli, selfcheck_cli
+from splice import diagnose_cli, evaluate_cli, models_cli, selfcheck_cli
 from splice._version import __version__
 from splice.errors import SettingsError, SpliceError, StoreError
 
@@ -39,6 +39,7 @@ app = typer.Typer(
 trace_app = typer.Typer(help="Read recorded runs.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(trace_app, name="trace")
 app.add_typer(models_cli.app, name="models")
+app.command()(diagnose_cli.diagnose)
 app.command()(evaluate_cli.evaluate)
 app.command()(selfcheck_cli.selfcheck)
 for _command in entry_points(group="splice.commands"):

@@ -11,16 +11,16 @@ diagnosis and in the likelihoods: a prediction there is a guess.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from splice.diagnosis import diagnose, rank_edges
+from splice.diagnosis import WEIGHTS, diagnose, find_gap, rank_edges
 from splice.errors import WeightsError
 from splice.features import (
     CASE_FEATURES,
@@ -31,7 +31,7 @@ from splice.features import (
     query_features,
 )
 from splice.files import read_text
-from splice.records import Diagnosis, Likelihoods, Record, Trace
+from splice.records import Diagnosis, Gap, Likelihoods, Record, Trace
 from splice.selector import SelectorInput
 from splice.workflow import Workflow
 
@@ -156,17 +156,17 @@ class Learned:
             }
         )
 
-    def explain(self, workflow: Workflow, trace: Trace) -> Explanation:
-        """What moved the predictions of `diagnose`, for the query and for each of its edges."""
-        found = diagnose(workflow, trace)
-        query = query_features(workflow, trace, found)
-        headroom, edges = self._trees.get("headroom"), self._trees.get(self._rank_by)
-        diagnosis = self.diagnose(workflow, trace)
-        rows = [{**query, **scored.features} for scored in diagnosis.edges]
-        return Explanation(
-            diagnosis=diagnosis,
-            base_score=headroom.contributions([query])[0] if headroom else (),
-            edges=tuple(edges.contributions(rows)) if edges and rows else (),
+    def moved(
+        self, workflow: Workflow, trace: Trace
+    ) -> tuple[tuple[Contribution, ...], list[tuple[Contribution, ...]]]:
+        """What moved the base score and the rank of each edge of `diagnose`, in its order."""
+        found = self.diagnose(workflow, trace)
+        query = query_features(workflow, trace, diagnose(workflow, trace))
+        headroom, ranker = self._trees.get("headroom"), self._trees.get(self._rank_by)
+        rows = [{**query, **scored.features} for scored in found.edges]
+        return (
+            headroom.contributions([query])[0] if headroom else (),
+            ranker.contributions(rows) if ranker and rows else _by_hand(found),
         )
 
     @property
@@ -185,7 +185,7 @@ _FIELD: Final[Mapping[PartName, Literal["p_decisive", "p_beneficial"]]] = {
 }
 
 
-class Contribution(NamedTuple):
+class Contribution(Record):
     """How much one feature moved a prediction."""
 
     feature: str
@@ -194,13 +194,61 @@ class Contribution(NamedTuple):
     """What it added to the log-odds, before calibration."""
 
 
-class Explanation(NamedTuple):
-    """A diagnosis, and what moved its predictions; the largest contribution first."""
+class EdgeExplanation(Record):
+    """What moved the prediction for one edge, and what the edge could carry."""
+
+    contributions: tuple[Contribution, ...]
+    """The largest first."""
+    gap: Gap
+
+
+class Explanation(Record):
+    """A diagnosis, and what moved its predictions."""
 
     diagnosis: Diagnosis
     base_score: tuple[Contribution, ...]
-    edges: tuple[tuple[Contribution, ...], ...]
+    """The largest first; empty where the hand-set score was used, which gives its reasons itself."""
+    edges: tuple[EdgeExplanation, ...]
     """For each edge of the diagnosis, in its order."""
+
+
+def explain(workflow: Workflow, trace: Trace, learned: Learned | None) -> Explanation:
+    """Diagnose a base run, and say what moved the predictions.
+
+    Args:
+        workflow: that recorded `trace`.
+        trace: the base run.
+        learned: the parts that predict; None: the hand-set scores.
+    """
+    diagnosis = diagnose(workflow, trace) if learned is None else learned.diagnose(workflow, trace)
+    query, edges = ((), _by_hand(diagnosis)) if learned is None else learned.moved(workflow, trace)
+    return Explanation(
+        diagnosis=diagnosis,
+        base_score=query,
+        edges=tuple(
+            EdgeExplanation(contributions=moved, gap=find_gap(workflow, trace, scored.edge))
+            for scored, moved in zip(diagnosis.edges, edges, strict=True)
+        ),
+    )
+
+
+def _by_hand(diagnosis: Diagnosis) -> list[tuple[Contribution, ...]]:
+    return [
+        _largest_first(
+            Contribution(
+                feature=name,
+                value=scored.features[name],
+                log_odds=weight * scored.features[name],
+            )
+            for name, weight in WEIGHTS.items()
+        )
+        for scored in diagnosis.edges
+    ]
+
+
+def _largest_first(contributions: Iterable[Contribution]) -> tuple[Contribution, ...]:
+    moved = (contribution for contribution in contributions if contribution.log_odds)
+    return tuple(sorted(moved, key=lambda contribution: -abs(contribution.log_odds)))
 
 
 class EvidenceSelector:
@@ -280,15 +328,9 @@ class Trees:
         """What each feature added to the sum of a score part, the largest first; SHAP values."""
         found = self._booster.predict(self._matrix(rows), pred_contrib=True, num_threads=1)
         return [
-            tuple(
-                sorted(
-                    (
-                        Contribution(name, row[name], added)
-                        for name, added in zip(self._names, moved[:-1].tolist(), strict=True)
-                        if added
-                    ),
-                    key=lambda contribution: -abs(contribution.log_odds),
-                )
+            _largest_first(
+                Contribution(feature=name, value=row[name], log_odds=added)
+                for name, added in zip(self._names, moved[:-1].tolist(), strict=True)
             )
             for row, moved in zip(rows, found, strict=True)
         ]

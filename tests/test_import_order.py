@@ -58,6 +58,7 @@ ORDER = (
     "selfcheck",
     "sample",
     "models_cli",
+    "diagnose_cli",
     "evaluate_cli",
     "selfcheck_cli",
     "cli",

@@ -18,7 +18,7 @@ import splice
 from splice.diagnosis import diagnose
 from splice.errors import WeightsError
 from splice.features import CASE_FEATURES, EDGE_FEATURES, QUERY_FEATURES
-from splice.learned import Card, OutcomePart, Part, Range, ScorePart, load_learned
+from splice.learned import Card, OutcomePart, Part, Range, ScorePart, explain, load_learned
 from splice.models.scripted import ScriptedModel
 from splice.records import Evidence, Trace
 from splice.selector import Selector, SelectorInput
@@ -158,10 +158,10 @@ def test_calibration_bends_the_prediction(tmp_path: Path) -> None:
 
 def test_an_explanation_names_what_moved_a_prediction_the_most(tmp_path: Path) -> None:
     learned = load_learned(folder_of(tmp_path / "parts", "headroom", "decisive"))
-    explained = learned.explain(WORKFLOW, traced(desk="not found"))
+    explained = explain(WORKFLOW, traced(desk="not found"), learned)
     assert explained.base_score[0].feature == "a_declines"
     assert explained.base_score[0].log_odds < 0
-    first = explained.edges[0][0]
+    first = explained.edges[0].contributions[0]
     assert (first.feature, first.value) == ("w_declines", 1.0)
     assert first.log_odds > 0
     assert len(explained.edges) == len(explained.diagnosis.edges)

@@ -9,6 +9,7 @@ from splice.ledger import Spending, spending
 from splice.records import (
     CallRecord,
     Decision,
+    Diagnosis,
     Evidence,
     GapItem,
     MessageLine,
@@ -45,14 +46,21 @@ _REASONS: Mapping[str, str] = {
 }
 
 
-def base_lines(result: RepairResult) -> list[str]:
+def base_lines(diagnosis: Diagnosis) -> list[str]:
     """Predicted base score, headroom, and what moved them."""
-    diagnosis = result.diagnosis
     return [
         f"predicted base score {diagnosis.base_score:.2f}, headroom {diagnosis.headroom:.2f}; "
         f"{_ADMISSIONS[diagnosis.admission]}",
         *(f"- {shortened(reason, 200)}" for reason in diagnosis.base_reasons),
+        *_outside_lines(diagnosis.outside, "the diagnosis"),
     ]
+
+
+def _outside_lines(features: Sequence[str], what: str) -> list[str]:
+    """That something lies outside of the range of the training data, if it does."""
+    if not features:
+        return []
+    return [f"- outside of what {what} was fitted on, so a guess: {joined(features)}"]
 
 
 def gap_line(item: GapItem, source: NodeId) -> str:
@@ -262,12 +270,12 @@ def decision_lines(decision: Decision) -> list[str]:
     """The decision with both sides of the rule."""
     action, comparison = verdict_lines(decision)
     sides = [f"- {side.name}: {side.formula}" for side in both_sides(decision) or ()]
-    return [action, *sides, comparison]
+    outside = decision.likelihoods.outside if decision.likelihoods else ()
+    return [action, *sides, comparison, *_outside_lines(outside, "the selector")]
 
 
-def note_lines(result: RepairResult) -> list[tuple[str, tuple[str, ...]]]:
+def note_lines(diagnosis: Diagnosis) -> list[tuple[str, tuple[str, ...]]]:
     """What the diagnosis asks people for, as (label, texts); only what there is."""
-    diagnosis = result.diagnosis
     notes = (
         ("Clarify", diagnosis.clarifying_questions),
         ("Missing", diagnosis.missing_inputs),

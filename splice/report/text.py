@@ -59,10 +59,10 @@ def result_text(result: RepairResult) -> str:
         *wrap(f"Query {result.query.id} in workflow {result.base.workflow}", WIDTH),
         "",
         *labelled("Query", [shortened(result.query.text, 500)]),
-        *labelled("Base answer", [in_quotes(result.base.answer), *base_lines(result)]),
+        *labelled("Base answer", [in_quotes(result.base.answer), *base_lines(result.diagnosis)]),
         *labelled("Nodes", [f"- {line}" for line in trouble_lines(result)]),
     ]
-    for label, texts in note_lines(result):
+    for label, texts in note_lines(result.diagnosis):
         lines += labelled(label[: LABEL - 1], [f"- {shortened(text, 200)}" for text in texts])
     lines += _repair_fields(result)
     lines += labelled("Answer", [in_quotes(result.answer)])
