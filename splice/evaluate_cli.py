@@ -11,6 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from splice.evaluation import EvaluationResult, EvaluationSettings
+    from splice.learned import Learned
     from splice.models.protocol import ChatModel
     from splice.workload import Workload
 
@@ -52,6 +53,9 @@ def evaluate(
     weighting: Annotated[
         Literal["headroom", "none"], typer.Option(help="Weights of the decision rule.")
     ] = "headroom",
+    parts: Annotated[
+        Path | None, typer.Option(help="Folder of learned parts; default: the hand-set scores.")
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option("--model", help="Model at the endpoint, or embedded model by name."),
@@ -68,10 +72,13 @@ def evaluate(
     from splice.evaluation import EvaluationSettings
     from splice.evaluation_table import evaluation_text
     from splice.files import write_whole
+    from splice.learned import load_learned
     from splice.line import RepairSettings
     from splice.policies import POLICIES
+    from splice.records import digest
     from splice.workload import find_loader
 
+    learned = None if parts is None else load_learned(parts)
     settings = EvaluationSettings(
         policies=_names(policies) or tuple(POLICIES),
         budgets=tuple(budget or (0.5,)),
@@ -82,9 +89,10 @@ def evaluate(
         seed=seed,
         concurrency=concurrency,
         repair=RepairSettings(weighting=weighting),
+        parts=None if learned is None else digest(learned.card.model_dump_json()),
     )
     loaded = find_loader(workload)(data, split=split, options=parsed_options(option or []))
-    result = asyncio.run(_evaluated(loaded, split, settings, out, model, threads))
+    result = asyncio.run(_evaluated(loaded, split, settings, out, model, threads, learned))
     text = evaluation_text(result)
     write_whole(out / "table.txt", f"{text}\n")
     typer.echo(result.model_dump_json() if as_json else text)
@@ -97,8 +105,10 @@ async def _evaluated(
     out: Path,
     name: str | None,
     threads: int,
+    learned: Learned | None,
 ) -> EvaluationResult:
     """Evaluate with replies kept in `out`, and progress on stderr."""
+    from splice.diagnosis import diagnose
     from splice.evaluation import claim, drawn
     from splice.evaluation import evaluate as run_evaluation
     from splice.models.cache import CachedModel
@@ -131,7 +141,14 @@ async def _evaluated(
     try:
         with bars(("base", "policies")) as progress:
             return await run_evaluation(
-                workload, cached, split=split, settings=settings, folder=out, progress=progress
+                workload,
+                cached,
+                split=split,
+                settings=settings,
+                selector=None if learned is None else learned.selector,
+                diagnoser=diagnose if learned is None else learned.diagnose,
+                folder=out,
+                progress=progress,
             )
     finally:
         await cached.aclose()

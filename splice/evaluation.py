@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from inspect import isawaitable
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field
 
@@ -24,8 +24,8 @@ from splice.errors import SettingsError, StoreError
 from splice.executor import Models, execute
 from splice.files import write_whole
 from splice.line import RepairSettings, admit
-from splice.policies import POLICIES, BaseRun, Bench, Outcome
-from splice.records import CallRecord, Edge, ModelIdentity, Probability, Query, Record
+from splice.policies import ALL_POLICIES, POLICIES, BaseRun, Bench, Outcome
+from splice.records import CallRecord, Diagnosis, Edge, ModelIdentity, Probability, Query, Record
 from splice.selector import Selector
 from splice.statistics import (
     Bin,
@@ -49,6 +49,7 @@ class EvaluationSettings(Record):
     """What is evaluated, and how."""
 
     policies: tuple[str, ...] = tuple(POLICIES)
+    """Of `splice.policies.ALL_POLICIES`."""
     budgets: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = (0.5,)
     """Shares of the questions that may get a trial; each is a table of its own."""
     repeats: Annotated[int, Field(ge=1)] = 1
@@ -64,6 +65,8 @@ class EvaluationSettings(Record):
     seed: int = 0
     concurrency: Annotated[int, Field(ge=1)] = 8
     repair: RepairSettings = RepairSettings()
+    parts: str | None = None
+    """Digest of the card of the learned parts; None: hand-set scores and the documented rules."""
 
 
 class Row(Record):
@@ -203,6 +206,7 @@ async def evaluate(
     split: str,
     settings: EvaluationSettings = EvaluationSettings(),
     selector: Selector | None = None,
+    language: Selector | None = None,
     diagnoser: Diagnoser = diagnose,
     folder: Path | None = None,
     progress: Progress | None = None,
@@ -215,6 +219,7 @@ async def evaluate(
         split: of the questions; written into the result.
         settings: policies, budgets and statistics.
         selector: of the policies that have one; None: the documented rules.
+        language: the selector of the policy `splice_language`, where that is among them.
         diagnoser: finds headroom and candidate edges.
         folder: where `outcomes.jsonl` and `result.json` are written; None: nowhere.
         progress: told of each question that is done, by stage.
@@ -224,6 +229,8 @@ async def evaluate(
         QueryError: a question does not fit its workflow; raised before the first call.
     """
     metric = _checked(workload, settings)
+    if language is None and "splice_language" in settings.policies:
+        raise SettingsError("the policy 'splice_language' needs a language-model selector")
     examples = drawn(workload.examples, settings.limit, settings.seed)
     for example in examples:
         workload.workflow_of(example).check_query(example.query)
@@ -269,6 +276,7 @@ async def evaluate(
         models,
         settings=settings.repair,
         selector=selector,
+        language=language,
         is_better=is_better,
         seed=settings.seed,
     )
@@ -277,19 +285,19 @@ async def evaluate(
     async def all_policies(place: int) -> list[Row]:
         scored = bases[place]
         rows: list[Row] = []
-        is_ever_admitted = any(place in chosen for chosen in admitted.values())
         for name in settings.policies:
-            kind = POLICIES[name]
+            kind = ALL_POLICIES[name]
+            chosen = {budget: admitted[kind.admission, budget] for budget in settings.budgets}
             if name in settings.on_half and scored.example.query.id not in half:
                 continue
             outcome = (
                 await kind.run(bench, scored.base)
-                if is_ever_admitted or not kind.is_budgeted
+                if any(place in places for places in chosen.values()) or not kind.is_budgeted
                 else Outcome(answer=scored.base.trace.answer)
             )
             scores = await score(scored.example, outcome.answer)
             for budget in settings.budgets if kind.is_budgeted else (None,):
-                is_admitted = budget is None or place in admitted[budget]
+                is_admitted = budget is None or place in chosen[budget]
                 rows.append(_row(scored, name, budget, is_admitted, outcome, scores))
         return rows
 
@@ -307,8 +315,8 @@ async def evaluate(
 def _checked(workload: Workload, settings: EvaluationSettings) -> str:
     """The metric to compare by, once all names are known to exist."""
     for name in (*settings.policies, *settings.on_half):
-        if name not in POLICIES:
-            raise SettingsError(f"no policy {name!r}; there are: {', '.join(POLICIES)}")
+        if name not in ALL_POLICIES:
+            raise SettingsError(f"no policy {name!r}; there are: {', '.join(ALL_POLICIES)}")
     metric = settings.metric or workload.metrics[0]
     if metric not in workload.metrics:
         raise SettingsError(
@@ -334,22 +342,43 @@ def half_of(ids: Collection[str], seed: int) -> frozenset[str]:
     return frozenset(random.Random(f"{seed}:half").sample(sorted(ids), (len(ids) + 1) // 2))
 
 
+_Admission: TypeAlias = Literal["headroom", "random"]
+
+
 def _admissions(
     bases: Sequence[_Scored], settings: EvaluationSettings
-) -> Mapping[float, frozenset[int]]:
-    """Places that get a trial, by budget; each repeat is a batch of its own."""
-    chosen: dict[float, set[int]] = {budget: set() for budget in settings.budgets}
+) -> Mapping[tuple[_Admission, float], frozenset[int]]:
+    """Places that get a trial, by kind of admission and budget; each repeat is a batch of its own."""
+    chosen: dict[tuple[_Admission, float], set[int]] = {}
     for repeat in range(settings.repeats):
         places = [place for place, scored in enumerate(bases) if scored.repeat == repeat]
-        for budget in settings.budgets:
-            admitted = admit(
-                [bases[place].base.diagnosis for place in places],
-                [bases[place].example.query.id for place in places],
-                budget_fraction=budget,
-                settings=settings.repair,
-            )
-            chosen[budget] |= {places[index] for index in admitted}
-    return {budget: frozenset(places) for budget, places in chosen.items()}
+        found = [bases[place].base.diagnosis for place in places]
+        ids = [bases[place].example.query.id for place in places]
+        rng = random.Random(f"{settings.seed}:admission:{repeat}")
+        lots = {id: rng.random() for id in sorted(ids)}
+        drawn_by_lot = [
+            _blind(diagnosis, lots[id]) for diagnosis, id in zip(found, ids, strict=True)
+        ]
+        rules: dict[_Admission, RepairSettings] = {
+            "headroom": settings.repair,
+            "random": settings.repair.model_copy(update={"min_headroom": 0.0}),
+        }
+        ways: tuple[tuple[_Admission, list[Diagnosis]], ...] = (
+            ("headroom", found),
+            ("random", drawn_by_lot),
+        )
+        for admission, diagnoses in ways:
+            for budget in settings.budgets:
+                admitted = admit(diagnoses, ids, budget_fraction=budget, settings=rules[admission])
+                own = chosen.setdefault((admission, budget), set())
+                own |= {places[index] for index in admitted}
+    return {key: frozenset(places) for key, places in chosen.items()}
+
+
+def _blind(diagnosis: Diagnosis, lot: float) -> Diagnosis:
+    """A diagnosis that says nothing about headroom: a number drawn by lot stands for it."""
+    admission = "never" if diagnosis.admission == "never" else "headroom"
+    return diagnosis.model_copy(update={"base_score": lot, "admission": admission})
 
 
 # --- rows ------------------------------------------------------------------------------------
@@ -459,7 +488,7 @@ def _grouped(rows: Sequence[Row]) -> Iterator[tuple[tuple[str, float | None], li
     """Rows by policy and budget, in the order of policies, then of budgets."""
     keys = list(dict.fromkeys((row.policy, row.budget) for row in rows))
     keys.sort(key=lambda key: (key[1] is not None, key[1] or 0.0))
-    order = {name: place for place, name in enumerate(POLICIES)}
+    order = {name: place for place, name in enumerate(ALL_POLICIES)}
     keys.sort(key=lambda key: order[key[0]])
     for key in keys:
         yield key, [row for row in rows if (row.policy, row.budget) == key]

@@ -33,6 +33,8 @@ def _head(result: EvaluationResult) -> Iterator[str]:
     yield from wrap(result.about, WIDTH)
     names = ", ".join(sorted(f"{model.name} ({model.provider})" for model in result.models))
     yield visible(f"model: {names or 'none'}; metric: {result.metric}; seed: {settings.seed}")
+    if settings.parts is not None:
+        yield f"base scores, edges and selector: learned parts {settings.parts[:12]}"
 
 
 _COLUMNS = (

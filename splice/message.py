@@ -32,6 +32,7 @@ from splice.records import (
     Span,
     SpliceMessage,
     Trace,
+    digest,
 )
 from splice.text import contains, is_refusal, items, norm, sentences, words
 from splice.workflow import Workflow
@@ -54,8 +55,9 @@ _SHORT_WORDS = 12
 class MessageSettings(Record):
     """How messages are written."""
 
-    writer: Literal["extractive", "model"] = "extractive"
-    """`model` costs one call and falls back to `extractive` where nothing of it can be verified."""
+    writer: Literal["extractive", "model", "placebo"] = "extractive"
+    """`model` costs one call and falls back to `extractive` where nothing of it can be verified.
+    `placebo` is a control: the shape of the extractive message, in words that say nothing."""
     max_words: Annotated[int, Field(ge=10)] = 120
     """Words of a message: the paper finds that one key statement carries most of the value."""
     max_lines: Annotated[int, Field(ge=0)] = 3
@@ -90,7 +92,10 @@ async def write_message(
         )
         if written is not None:
             return written
-    return extract_message(workflow, base, gap, settings)
+    message = extract_message(workflow, base, gap, settings)
+    if settings.writer == "placebo" and message is not None:
+        return placebo(message, seed=int(digest(base.query.id)[:8], 16))
+    return message
 
 
 def extract_message(

@@ -16,12 +16,13 @@ import random
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from splice.errors import BudgetExceeded, ModelError
 from splice.executor import Memo, Models, book_call, execute
 from splice.ledger import Account
 from splice.line import RepairSettings, repair_from, weigh
+from splice.message import MessageSettings
 from splice.models.protocol import ChatModel
 from splice.prompts import quote, render
 from splice.records import (
@@ -41,7 +42,7 @@ from splice.records import (
     Stage,
     Trace,
 )
-from splice.selector import Selector
+from splice.selector import RuleSelector, Selector
 from splice.text import norm
 from splice.trial import resample, warmer
 from splice.workflow import Workflow
@@ -90,6 +91,7 @@ class Bench:
         *,
         settings: RepairSettings = RepairSettings(),
         selector: Selector | None = None,
+        language: Selector | None = None,
         is_better: IsBetter | None = None,
         account: Account | None = None,
         seed: int = 0,
@@ -102,6 +104,7 @@ class Bench:
             models: what answers the agents, in base runs and after.
             settings: how to repair.
             selector: of the policies that have one; None: the documented rules.
+            language: the language-model selector of the policy that compares it.
             is_better: by the workload's score; only the oracle asks it.
             account: spending shared with the base runs.
             seed: of the random edge and of coins.
@@ -111,28 +114,38 @@ class Bench:
         self.models = models
         self.settings = settings
         self.selector = selector
+        self.language = language
         self.is_better = is_better
         self.account = account
         self.seed = seed
         self.n_votes = n_votes
         self.retry_temperature = retry_temperature
-        self._repairs: dict[tuple[str, int, Edge], asyncio.Task[RepairResult]] = {}
+        self._repairs: dict[tuple[str, int, Edge, MessageSettings], asyncio.Task[RepairResult]] = {}
         self._reruns: dict[tuple[str, int], asyncio.Task[Trace]] = {}
 
     def rng(self, base: BaseRun, purpose: str) -> random.Random:
         """Random numbers of one question for one purpose, whatever ran before."""
         return random.Random(f"{self.seed}:{purpose}:{base.query.id}:{base.trace.rollout}")
 
-    async def repaired(self, base: BaseRun, edge: EdgeScore) -> RepairResult:
-        """The repair of a question that tries `edge`; made once however many policies ask."""
-        key = (base.query.id, base.trace.rollout, edge.edge.ends)
+    async def repaired(
+        self, base: BaseRun, edge: EdgeScore, message: MessageSettings | None = None
+    ) -> RepairResult:
+        """The repair of a question that tries `edge`; made once however many policies ask.
+
+        Args:
+            base: the question.
+            edge: to try.
+            message: how its message is written; None: as the bench's settings say.
+        """
+        message = message or self.settings.message
+        key = (base.query.id, base.trace.rollout, edge.edge.ends, message)
         if key not in self._repairs:
             only = base.diagnosis.model_copy(update={"edges": (edge,)})
             repair = repair_from(
                 base.workflow,
                 base.trace,
                 self.models,
-                settings=self.settings,
+                settings=self.settings.model_copy(update={"message": message}),
                 selector=self.selector,
                 diagnosis=only,
                 account=self.account,
@@ -311,12 +324,42 @@ async def nexa_rollback(bench: Bench, base: BaseRun) -> Outcome:
     return await _verified(bench, base, await nexa(bench, base))
 
 
+async def splice_rules(bench: Bench, base: BaseRun) -> Outcome:
+    """The same trial as `splice`; the documented rules decide."""
+    return await _with_selector(bench, base, _top(base), selector=RuleSelector())
+
+
+async def splice_language(bench: Bench, base: BaseRun) -> Outcome:
+    """The same trial as `splice`; the language-model selector decides."""
+    return await _with_selector(bench, base, _top(base), selector=bench.language)
+
+
+async def key_statement(bench: Bench, base: BaseRun) -> Outcome:
+    """As `splice`, with nothing but the key statement in the message."""
+    message = bench.settings.message.model_copy(update={"max_lines": 0})
+    return await _with_selector(bench, base, _top(base), message=message)
+
+
+async def filler(bench: Bench, base: BaseRun) -> Outcome:
+    """As `splice`, with a message of the same length that says nothing."""
+    message = bench.settings.message.model_copy(update={"writer": "placebo"})
+    return await _with_selector(bench, base, _top(base), message=message)
+
+
+async def model_written(bench: Bench, base: BaseRun) -> Outcome:
+    """As `splice`, with a message that the source's model writes."""
+    message = bench.settings.message.model_copy(update={"writer": "model"})
+    return await _with_selector(bench, base, _top(base), message=message)
+
+
 class PolicyKind(NamedTuple):
     """A policy, and how a batch deals with it."""
 
     run: Policy
     is_budgeted: bool = True
     """Whether only queries that the budget admits are given to it."""
+    admission: Literal["headroom", "random"] = "headroom"
+    """How a budget chooses its queries."""
 
 
 POLICIES: Mapping[str, PolicyKind] = {
@@ -334,7 +377,19 @@ POLICIES: Mapping[str, PolicyKind] = {
     "nexa_rollback": PolicyKind(nexa_rollback),
     "oracle": PolicyKind(oracle),
 }
-"""All policies, in the order of tables."""
+"""Policies that a comparison needs, in the order of tables."""
+
+ABLATIONS: Mapping[str, PolicyKind] = {
+    "splice_rules": PolicyKind(splice_rules),
+    "splice_language": PolicyKind(splice_language),
+    "random_query": PolicyKind(splice, admission="random"),
+    "key_statement": PolicyKind(key_statement),
+    "filler": PolicyKind(filler),
+    "model_written": PolicyKind(model_written),
+}
+"""`splice` with one part exchanged (method 2.10); run where they are named."""
+
+ALL_POLICIES: Mapping[str, PolicyKind] = {**POLICIES, **ABLATIONS}
 
 
 # --- what policies share ---------------------------------------------------------------------
@@ -344,16 +399,41 @@ def _top(base: BaseRun) -> EdgeScore | None:
     return base.diagnosis.edges[0] if base.diagnosis.edges else None
 
 
-async def _with_selector(bench: Bench, base: BaseRun, edge: EdgeScore | None) -> Outcome:
-    """The trial of `edge`, adopted or not by the selector."""
+async def _with_selector(
+    bench: Bench,
+    base: BaseRun,
+    edge: EdgeScore | None,
+    *,
+    message: MessageSettings | None = None,
+    selector: Selector | None = None,
+) -> Outcome:
+    """The trial of `edge`, adopted or not by the selector.
+
+    Args:
+        bench: what the policies share.
+        base: the question.
+        edge: to try; None: there is none.
+        message: how its message is written; None: as the bench's settings say.
+        selector: decides instead of the bench's.
+    """
     if edge is None:
         return Outcome(answer=base.trace.answer)
-    result = await bench.repaired(base, edge)
-    trial = result.trial
+    result = await bench.repaired(base, edge, message)
+    trial, answer = result.trial, result.answer
     # A trial that stopped half-way has no candidate answer to weigh.
     is_tried = trial is not None and trial.stop_reason is None
+    if trial is not None and selector is not None and result.stop_reason == "decided":
+        _, decision = await weigh(
+            base.workflow,
+            base.trace,
+            trial,
+            base.diagnosis,
+            selector=selector,
+            settings=bench.settings,
+        )
+        answer = trial.trace.answer if decision.action == "adopt" else base.trace.answer
     return Outcome(
-        answer=result.answer,
+        answer=answer,
         calls=result.calls[len(base.trace.calls) :],
         candidate=trial.trace.answer if trial is not None and is_tried else None,
         is_tried=is_tried,

@@ -173,6 +173,26 @@ async def test_fixed_questions_gain_and_trials_are_those_worked_out_by_hand() ->
     assert of(result, "oracle").score == 1.0
 
 
+async def test_queries_drawn_by_lot_miss_those_that_need_an_edge() -> None:
+    result = await evaluated(20, policies=("splice", "random_query"))
+    by_headroom, by_lot = of(result, "splice"), of(result, "random_query")
+    assert by_headroom.fixed == 10
+    assert 0 < by_lot.fixed < 10
+    assert by_lot.n_trials == by_headroom.n_trials == 10
+    again = await evaluated(20, policies=("random_query",))
+    assert of(again, "random_query").fixed == by_lot.fixed
+
+
+async def test_learned_parts_are_named_in_the_result_and_on_its_page() -> None:
+    result = await evaluated(policies=("static",), parts="0123456789abcdef")
+    assert "learned parts 0123456789ab" in evaluation_text(result)
+
+
+async def test_a_language_selector_is_wanted_where_it_is_compared() -> None:
+    with pytest.raises(SettingsError, match="'splice_language' needs a language-model selector"):
+        await evaluated(policies=("splice_language",))
+
+
 async def test_costs_count_the_base_run_and_every_call_beyond_it() -> None:
     scripted = model()
     settings = EvaluationSettings(policies=("static", "splice", "never", "edge_expansion"))

@@ -7,7 +7,7 @@ import pytest
 from splice import Agent, Document, Query, ScriptedModel, Workflow, diagnose
 from splice.executor import execute
 from splice.line import RepairSettings
-from splice.policies import POLICIES, BaseRun, Bench, Outcome
+from splice.policies import ABLATIONS, ALL_POLICIES, POLICIES, BaseRun, Bench, Outcome
 from splice.records import Likelihoods, Request
 
 CITY = {"Ada Quist": "Doha", "Bo Renner": "Lima"}
@@ -73,7 +73,7 @@ async def bench_and_base(
 
 async def outcome_of(name: str, responder: object = careful, **values: object) -> Outcome:
     bench, base, _ = await bench_and_base(responder, **values)
-    return await POLICIES[name].run(bench, base)
+    return await ALL_POLICIES[name].run(bench, base)
 
 
 async def test_the_base_answer_is_wrong_and_the_right_edge_comes_first() -> None:
@@ -308,3 +308,63 @@ async def test_settings_reach_the_trial() -> None:
     # An abstention admits a trial whatever the headroom.
     assert abstained[1].diagnosis.admission == "abstention"
     assert outcome.is_tried
+
+
+# --- ablations -------------------------------------------------------------------------------
+
+
+class Refusing:
+    """A selector that finds everything harmful."""
+
+    async def judge(self, case: object) -> Likelihoods:
+        return Likelihoods(beneficial=0.0, neutral=0.0, harmful=1.0)
+
+
+def test_ablations_are_run_only_where_they_are_named() -> None:
+    assert not POLICIES.keys() & ABLATIONS.keys()
+    assert [name for name in ABLATIONS if ABLATIONS[name].admission == "random"] == ["random_query"]
+
+
+async def test_other_selectors_judge_the_same_trial() -> None:
+    bench, base, model = await bench_and_base(selector=Refusing(), language=Refusing())
+    asked = len(model.requests)
+    found = {
+        name: await ALL_POLICIES[name].run(bench, base)
+        for name in ("splice", "splice_rules", "splice_language")
+    }
+    assert len(model.requests) == asked + 2
+    assert {name: outcome.answer for name, outcome in found.items()} == {
+        "splice": "unknown",
+        "splice_rules": "Doha",
+        "splice_language": "unknown",
+    }
+
+
+async def test_a_key_statement_alone_repairs_what_one_fact_can() -> None:
+    outcome = await outcome_of("key_statement")
+    assert (outcome.answer, outcome.is_tried) == ("Doha", True)
+
+
+async def test_filler_runs_the_receiver_again_and_tells_it_nothing() -> None:
+    bench, base, model = await bench_and_base()
+    asked = len(model.requests)
+    outcome = await ALL_POLICIES["filler"].run(bench, base)
+    told = prompt(model.requests[asked])
+    assert model.requests[asked].node == "home"
+    assert "additional evidence" in told
+    assert "Ada Quist" not in told.partition("additional evidence")[2]
+    assert (outcome.answer, outcome.is_tried) == ("unknown", True)
+
+
+def writing(request: Request) -> str:
+    """As `careful`, and able to write messages."""
+    if request.stage == "generate":
+        return 'KEY: The founder of Acme is Ada Quist | "Ada Quist"'
+    return careful(request)
+
+
+async def test_a_message_by_the_model_costs_one_call_more() -> None:
+    plain, written = await outcome_of("splice"), await outcome_of("model_written", writing)
+    assert written.answer == "Doha"
+    assert [call.stage for call in written.calls] == ["generate", "trial", "trial"]
+    assert len(written.calls) == len(plain.calls) + 1
