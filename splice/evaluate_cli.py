@@ -53,6 +53,10 @@ def evaluate(
     weighting: Annotated[
         Literal["headroom", "none"], typer.Option(help="Weights of the decision rule.")
     ] = "headroom",
+    admit_by: Annotated[
+        Literal["headroom", "promise"],
+        typer.Option(help="Which queries get a trial: the most headroom, or the likeliest gain."),
+    ] = "headroom",
     parts: Annotated[
         Path | None, typer.Option(help="Folder of learned parts; default: the hand-set scores.")
     ] = None,
@@ -88,7 +92,7 @@ def evaluate(
         metric=metric,
         seed=seed,
         concurrency=concurrency,
-        repair=RepairSettings(weighting=weighting),
+        repair=RepairSettings(weighting=weighting, admit_by=admit_by),
         parts=None if learned is None else digest(learned.card.model_dump_json()),
     )
     loaded = find_loader(workload)(data, split=split, options=parsed_options(option or []))

@@ -361,7 +361,9 @@ def _admissions(
         ]
         rules: dict[_Admission, RepairSettings] = {
             "headroom": settings.repair,
-            "random": settings.repair.model_copy(update={"min_headroom": 0.0}),
+            "random": settings.repair.model_copy(
+                update={"min_headroom": 0.0, "admit_by": "headroom"}
+            ),
         }
         ways: tuple[tuple[_Admission, list[Diagnosis]], ...] = (
             ("headroom", found),

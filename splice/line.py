@@ -38,6 +38,8 @@ class RepairSettings(Record):
     """Predicted room for improvement below which no trial is made."""
     min_p_decisive: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Predicted probability below which the best edge is not tried."""
+    admit_by: Literal["headroom", "promise"] = "headroom"
+    """What orders the queries of a batch before its budget is given out; see `admit`."""
     weighting: Literal["headroom", "none"] = "headroom"
     """Whether gains are weighted by headroom and losses by the base score (method 2.8)."""
     margin: Annotated[float, Field(ge=0.0)] = 0.0
@@ -240,9 +242,14 @@ def admit(
 ) -> frozenset[int]:
     """Places of the queries that get a trial: at most `floor(budget_fraction * n)`.
 
-    Abstentions that an edge could resolve come first, then the others by headroom; ties by how
-    promising the best edge is, then by query id, then by place. Ties are the rule where headroom is
-    predicted from a few signs: broken by id alone they would be drawn by lot.
+    By headroom: abstentions that an edge could resolve come first, then the others by headroom; ties
+    by how promising the best edge is, then by query id, then by place. Ties are the rule where
+    headroom is predicted from a few signs: broken by id alone they would be drawn by lot.
+
+    By promise: the chance that the trial of the best edge helps, whoever abstained. A wrong answer
+    that no edge can change is room for improvement too, and a trial there is wasted.
+
+    Source: method 2.3 and 7.2 for the order by headroom; the other is our own.
     """
     n = math.floor(budget_fraction * len(diagnoses) + 1e-9)
     eligible = [
@@ -250,15 +257,15 @@ def admit(
         for place, diagnosis in enumerate(diagnoses)
         if diagnosis.edges and _refusal(diagnosis, settings, is_admitted=True) is None
     ]
-    eligible.sort(
-        key=lambda place: (
-            diagnoses[place].admission != "abstention",
-            -diagnoses[place].headroom,
-            -diagnoses[place].edges[0].p_decisive,
-            ids[place],
-            place,
-        )
-    )
+
+    def rank(place: int) -> tuple[bool, float, float]:
+        diagnosis = diagnoses[place]
+        if settings.admit_by == "promise":
+            return False, -diagnosis.promise, 0.0
+        first = diagnosis.edges[0]
+        return diagnosis.admission != "abstention", -diagnosis.headroom, -first.p_decisive
+
+    eligible.sort(key=lambda place: (*rank(place), ids[place], place))
     return frozenset(eligible[:n])
 
 

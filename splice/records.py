@@ -458,6 +458,19 @@ class Diagnosis(Record):
         """`1 - base_score`, in [0, 1]."""
         return 1.0 - self.base_score
 
+    @property
+    def promise(self) -> float:
+        """Predicted probability that a trial of the first edge makes the answer better, in [0, 1].
+
+        Where no part predicts it: that the trial changes the answer, times headroom; 0 without edge.
+        """
+        if not self.edges:
+            return 0.0
+        first = self.edges[0]
+        if first.p_beneficial is not None:
+            return first.p_beneficial
+        return self.headroom * first.p_decisive
+
 
 class GapItem(Record):
     """An entity, a number or a named fact that a receiver lacks."""

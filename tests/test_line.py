@@ -502,6 +502,24 @@ def test_of_equal_queries_that_with_the_more_promising_edge_is_admitted() -> Non
         assert found == chosen
 
 
+def test_by_promise_a_likely_gain_goes_before_headroom_and_abstention() -> None:
+    def found(headroom: float, admission: Any, p: float, gain: float | None) -> Diagnosis:
+        one = score(headroom, admission)
+        edge = one.edges[0].model_copy(update={"p_decisive": p, "p_beneficial": gain})
+        return one.model_copy(update={"edges": (edge,)})
+
+    diagnoses = [
+        found(1.0, "abstention", 0.1, None),
+        found(0.5, "headroom", 0.9, None),
+        found(0.9, "headroom", 0.2, None),
+        found(0.1, "headroom", 0.1, 0.4),
+    ]
+    ids = ["a", "b", "c", "d"]
+    wanted = RepairSettings(admit_by="promise")
+    for budget, chosen in ((0.25, {1}), (0.5, {1, 3}), (0.75, {1, 2, 3})):
+        assert admit(diagnoses, ids, budget_fraction=budget, settings=wanted) == chosen
+
+
 @settings(deadline=None, max_examples=20)
 @given(n=st.integers(0, 7), budget=st.sampled_from([0.0, 0.3, 1 / 3, 0.5, 0.7, 1.0]))
 def test_a_batch_makes_no_more_trials_than_its_budget(n: int, budget: float) -> None:
