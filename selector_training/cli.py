@@ -1,4 +1,4 @@
-"""`splice selector`: fit learned parts on tables of probe pools, and measure them."""
+"""`splice selector`: learned parts from tables of probe pools, language models from the pools."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 
+from probes.records import Arm
+
 app = typer.Typer(
-    help="Learned parts: fitted on probe pools, in place of hand-set scores.",
+    help="Fit and train what decides: boosted trees on tables, language models on pools.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -21,7 +23,7 @@ TablePaths = Annotated[
 
 
 @app.command()
-def train(
+def fit(
     tables: TablePaths,
     out: Annotated[Path, typer.Option("--out", help="Folder for the learned parts.")],
     seed: Annotated[int, typer.Option(help="Of the folds.")] = 0,
@@ -33,7 +35,8 @@ def train(
     """
     from selector_training.evaluation import evaluate as run_evaluation
     from selector_training.evaluation import report_text
-    from selector_training.fit import FitSettings, fit, write
+    from selector_training.fit import FitSettings, write
+    from selector_training.fit import fit as run_fit
     from selector_training.tables import read_tables
 
     settings = FitSettings(seed=seed, n_jobs=jobs)
@@ -41,7 +44,7 @@ def train(
     own = read.of_split("train")
     n_questions, n_probes = len(own.questions), len(own.probes)
     _say(f"fitting on {n_questions:,} training questions with {n_probes:,} probes", err=True)
-    fitted = fit(read, settings)
+    fitted = run_fit(read, settings)
     text = report_text(run_evaluation(fitted, read, "validation", settings))
     write(fitted, out, text)
     _say(text)
@@ -49,6 +52,61 @@ def train(
         if name not in fitted.texts:
             _say(f"note: too few training questions for the part {name!r}", err=True)
     _say(f"wrote the parts {', '.join(fitted.texts)} into {out}", err=True)
+
+
+PoolPaths = Annotated[
+    list[Path],
+    typer.Argument(metavar="POOLS...", help="Pools that `splice probes generate` made."),
+]
+
+
+@app.command()
+def train(
+    pools: PoolPaths,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the run; it can be resumed.")],
+    base: Annotated[
+        str, typer.Option(help="Causal language model: a folder, or a name on the Hub.")
+    ] = "Qwen/Qwen2.5-7B-Instruct",
+    tables: Annotated[
+        list[Path] | None,
+        typer.Option(help="Exported tables of the pools, for out-of-fold base scores."),
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Of each stage.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Examples in one pass of one process.")] = 8,
+    accumulate: Annotated[int, typer.Option(min=1, help="Passes to a step.")] = 2,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Of each stage.")] = None,
+    eval_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 50,
+    log_every: Annotated[int, typer.Option(min=1, help="Steps between reports.")] = 10,
+    seed: Annotated[int, typer.Option(help="Of draws and of the adapter.")] = 0,
+) -> None:
+    """Train a language model as selector: SFT, then DPO, a LoRA adapter on a frozen base.
+
+    Started again with the same --out it goes on where it stopped. On several GPUs by
+    `accelerate launch --config_file selector_training/configs/... -m selector_training train ...`.
+    """
+    from selector_training.fit import FitSettings, predicted_scores
+    from selector_training.language import LanguageSettings
+    from selector_training.language import train as run_training
+    from selector_training.tables import read_tables
+
+    settings = LanguageSettings(
+        base=base,
+        epochs=epochs,
+        batch_size=batch,
+        accumulation=accumulate,
+        max_steps=max_steps,
+        eval_every=eval_every,
+        log_every=log_every,
+        seed=seed,
+    )
+    scores = predicted_scores(read_tables(tables), FitSettings()) if tables else None
+    trained = run_training(pools, out, settings, base_scores=scores)
+    for stage in trained.stages:
+        _say(
+            f"{stage.stage}: validation log loss {stage.log_loss:.3f}, accuracy "
+            f"{stage.accuracy:.2f} (step {stage.best_step} of {stage.n_steps})"
+        )
+    _say(f"wrote the selector of stage {trained.chosen} into {trained.folder}", err=True)
 
 
 @app.command()
@@ -71,6 +129,70 @@ def evaluate(
         typer.echo(report.model_dump_json())
     else:
         _say(report_text(report))
+
+
+@app.command()
+def compare(
+    pools: PoolPaths,
+    selectors: Annotated[
+        list[str],
+        typer.Option("--selector", help="`rules`, or a folder of a trained one; several."),
+    ],
+    split: Annotated[
+        Literal["train", "validation"], typer.Option(help="Which part of the questions.")
+    ] = "validation",
+    tables: Annotated[
+        list[Path] | None,
+        typer.Option(help="Exported tables of the pools, for learned base scores."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+) -> None:
+    """Give selectors of any tier the same decisive trials, and count what they would do."""
+    import asyncio
+
+    from selector_training.fit import FitSettings, predicted_scores
+    from selector_training.language import evaluate as measure
+    from selector_training.pairs import read_examples
+    from selector_training.tables import read_tables
+    from splice.report.display import aligned
+    from splice.selectors import open_selector
+
+    scores = predicted_scores(read_tables(tables), FitSettings()) if tables else None
+    arms: tuple[Arm, ...] = ("edge",)
+    examples = read_examples(pools, splits=(split,), arms=arms, base_scores=scores)
+    rows = [["selector", "n", "accuracy", "log loss", "expected gain", "adopt", "fix", "harm"]]
+    for name in selectors:
+        found = asyncio.run(measure(open_selector(name), examples))
+        if as_json:
+            typer.echo(found.model_dump_json())
+        rows.append(
+            [
+                name,
+                f"{found.n}",
+                f"{found.accuracy:.2f}",
+                f"{found.log_loss:.3f}",
+                f"{found.expected_gain:+.3f}",
+                f"{found.n_adopted}",
+                f"{found.n_fixed}",
+                f"{found.n_broken}",
+            ]
+        )
+    if not as_json:
+        _say("\n".join(aligned(rows)))
+
+
+@app.command()
+def unpack(
+    gguf: Annotated[Path, typer.Argument(metavar="GGUF", help="Weights of a language model.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for tokenizer and safetensors.")],
+) -> None:
+    """Write the weights of a GGUF file out as a base that can be trained on.
+
+    They are as coarse as the file has them: good for a try, not for a result.
+    """
+    from selector_training.language import unpack_gguf
+
+    _say(f"wrote {unpack_gguf(gguf, out)}", err=True)
 
 
 def _say(text: str, err: bool = False) -> None:

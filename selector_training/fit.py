@@ -187,6 +187,30 @@ def fit(tables: Tables, settings: FitSettings) -> Fitted:
     )
 
 
+def predicted_scores(tables: Tables, settings: FitSettings) -> dict[str, float]:
+    """Predicted base score by id of the base run, for a selector to be trained on.
+
+    Of training questions they are out of fold: else the selector would learn to trust a base score
+    that is better in training than it will be in use (method 2.9).
+
+    Raises:
+        DataError: there is no training question, or two pools hold one base run.
+    """
+    train = tables.of_split("train")
+    if not train.bases:
+        raise DataError("the tables hold no base run of split train")
+    fitted = _headroom(train, settings)
+    found = dict(zip((base.id for base in train.bases), fitted.predicted(), strict=True))
+    others = [base for base in tables.bases if base.id not in found]
+    trees = Trees(fitted.part, fitted.text, fitted.part.file, PART_FEATURES["headroom"])
+    if others:
+        scores = trees.probabilities([base.features for base in others])
+        found |= dict(zip((base.id for base in others), scores, strict=True))
+    if len(found) < len(tables.bases):
+        raise DataError("two of the tables hold the same base run; train on one of them")
+    return found
+
+
 def selector_without(
     tables: Tables, settings: FitSettings, features: Collection[str]
 ) -> tuple[OutcomePart, Trees] | None:

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 from splice.diagnosis import Diagnoser, diagnose
@@ -29,6 +30,7 @@ from splice.records import (
     Trace,
 )
 from splice.selector import Selector
+from splice.selectors import open_selector
 from splice.store import TraceStore
 from splice.workflow import Workflow
 
@@ -70,7 +72,7 @@ async def arepair(
     model: Models | None = None,
     base: Trace | None = None,
     settings: RepairSettings = RepairSettings(),
-    selector: Selector | None = None,
+    selector: Selector | str | Path | None = None,
     diagnoser: Diagnoser = diagnose,
     store: TraceStore | None = None,
 ) -> RepairResult:
@@ -82,7 +84,8 @@ async def arepair(
         model: as in `arun`.
         base: a recorded base run to start from; None: the workflow is run first.
         settings: how to run and repair.
-        selector: gives the outcome probabilities; None: the documented rules.
+        selector: gives the outcome probabilities: a selector, or the folder of a trained one; None:
+            the documented rules.
         diagnoser: finds headroom and candidate edges.
         store: gets every node run as it ends, then the result; an interrupted repair goes on from
             it.
@@ -93,6 +96,7 @@ async def arepair(
         SettingsError: a model is missing.
     """
     models = _models(workflow, model)
+    chosen = open_selector(selector)
     account = open_account(settings.run.budget)
     if base is None:
         if query is None:
@@ -106,7 +110,7 @@ async def arepair(
         base,
         models,
         settings=settings,
-        selector=selector,
+        selector=chosen,
         diagnoser=diagnoser,
         account=account,
         recording=_recording(workflow, store, base.rollout),
@@ -124,7 +128,7 @@ async def arepair_many(
     budget_fraction: float = 0.5,
     concurrency: int = 8,
     settings: RepairSettings = RepairSettings(),
-    selector: Selector | None = None,
+    selector: Selector | str | Path | None = None,
     diagnoser: Diagnoser = diagnose,
     store: TraceStore | None = None,
     progress: Progress | None = None,
@@ -138,7 +142,8 @@ async def arepair_many(
         budget_fraction: at most `floor(budget_fraction * n)` queries get a trial.
         concurrency: queries in flight, at least 1; the endpoint's own limits hold beside it.
         settings: how to run and repair; its budget is for the whole batch.
-        selector: gives the outcome probabilities; None: the documented rules.
+        selector: gives the outcome probabilities: a selector, or the folder of a trained one; None:
+            the documented rules.
         diagnoser: finds headroom and candidate edges.
         store: gets every node run of the base runs as it ends, then the results.
         progress: told of each query that is done, by stage.
@@ -153,6 +158,7 @@ async def arepair_many(
         raise SettingsError(f"concurrency is {concurrency}; it is at least 1")
     asked = _queries(workflow, queries)
     models = _models(workflow, model)
+    judge = open_selector(selector)
     account = open_account(settings.run.budget)
     began = time.perf_counter()
 
@@ -174,7 +180,7 @@ async def arepair_many(
             bases[place],
             models,
             settings=settings,
-            selector=selector,
+            selector=judge,
             diagnosis=diagnoses[place],
             account=account,
             recording=_recording(workflow, store, bases[place].rollout),
@@ -214,7 +220,7 @@ def repair(
     model: Models | None = None,
     base: Trace | None = None,
     settings: RepairSettings = RepairSettings(),
-    selector: Selector | None = None,
+    selector: Selector | str | Path | None = None,
     diagnoser: Diagnoser = diagnose,
     store: TraceStore | None = None,
 ) -> RepairResult:
@@ -241,7 +247,7 @@ def repair_many(
     budget_fraction: float = 0.5,
     concurrency: int = 8,
     settings: RepairSettings = RepairSettings(),
-    selector: Selector | None = None,
+    selector: Selector | str | Path | None = None,
     diagnoser: Diagnoser = diagnose,
     store: TraceStore | None = None,
     progress: Progress | None = None,

@@ -203,6 +203,10 @@ def repair(
     weighting: Annotated[
         Literal["headroom", "none"], typer.Option(help="Weights of the decision rule.")
     ] = "headroom",
+    selector: Annotated[
+        str | None,
+        typer.Option(help="Folder of a trained selector; default: the documented rules."),
+    ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Write the result of one question as an HTML page.")
     ] = None,
@@ -229,7 +233,12 @@ def repair(
     if queries is None:
         with _store(store) as opened:
             result = api.repair(
-                loaded, cases[0].query, model=answering, settings=settings, store=opened
+                loaded,
+                cases[0].query,
+                model=answering,
+                settings=settings,
+                selector=selector,
+                store=opened,
             )
         typer.echo(result.to_json() if as_json else str(result))
         if report is not None:
@@ -243,6 +252,7 @@ def repair(
             model=answering,
             budget_fraction=budget,
             settings=settings,
+            selector=selector,
             store=opened,
             progress=progress,
         )

@@ -60,6 +60,9 @@ def evaluate(
     parts: Annotated[
         Path | None, typer.Option(help="Folder of learned parts; default: the hand-set scores.")
     ] = None,
+    language: Annotated[
+        Path | None, typer.Option(help="Trained language model, for the policy splice_language.")
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option("--model", help="Model at the endpoint, or embedded model by name."),
@@ -96,7 +99,9 @@ def evaluate(
         parts=None if learned is None else digest(learned.card.model_dump_json()),
     )
     loaded = find_loader(workload)(data, split=split, options=parsed_options(option or []))
-    result = asyncio.run(_evaluated(loaded, split, settings, out, model, threads, learned))
+    result = asyncio.run(
+        _evaluated(loaded, split, settings, out, model, threads, learned, language)
+    )
     text = evaluation_text(result)
     write_whole(out / "table.txt", f"{text}\n")
     typer.echo(result.model_dump_json() if as_json else text)
@@ -110,6 +115,7 @@ async def _evaluated(
     name: str | None,
     threads: int,
     learned: Learned | None,
+    language: Path | None,
 ) -> EvaluationResult:
     """Evaluate with replies kept in `out`, and progress on stderr."""
     from splice.diagnosis import diagnose
@@ -119,6 +125,7 @@ async def _evaluated(
     from splice.models.default import default_model
     from splice.records import digest
     from splice.report.progress import bars
+    from splice.selectors import open_selector
 
     examples = drawn(workload.examples, settings.limit, settings.seed)
     asked: ChatModel = default_model(workload.workflow, name, threads=threads)
@@ -150,6 +157,7 @@ async def _evaluated(
                 split=split,
                 settings=settings,
                 selector=None if learned is None else learned.selector,
+                language=None if language is None else open_selector(language),
                 diagnoser=diagnose if learned is None else learned.diagnose,
                 folder=out,
                 progress=progress,

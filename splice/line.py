@@ -9,12 +9,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from splice.diagnosis import Diagnoser, diagnose, find_gap
+from splice.errors import ModelError
 from splice.evidence import gather_evidence
 from splice.executor import Models, Recording, RunSettings
 from splice.ledger import Account
 from splice.message import MessageSettings, verify, write_message
 from splice.models.protocol import ChatModel
 from splice.records import (
+    CallRecord,
     Decision,
     Diagnosis,
     Evidence,
@@ -145,6 +147,7 @@ async def repair_from(
     tried["evidence"], decision = await weigh(
         workflow, base, trial, diagnosis, selector=selector, settings=settings
     )
+    calls += selector_calls(decision)
     return result("decided", decision, **tried)
 
 
@@ -170,11 +173,23 @@ async def weigh(
     selector: Selector | None,
     settings: RepairSettings,
 ) -> tuple[Evidence, Decision]:
-    """Gather the evidence of a finished trial, ask the selector, and decide."""
+    """Gather the evidence of a finished trial, ask the selector, and decide.
+
+    A selector that can't be asked adopts nothing.
+    """
     evidence = evidence_of(workflow, base, trial)
-    likelihoods = await _judge(
-        selector or RuleSelector(), workflow, base, trial, diagnosis, evidence
-    )
+    try:
+        likelihoods = await _judge(
+            selector or RuleSelector(), workflow, base, trial, diagnosis, evidence
+        )
+    except ModelError as error:
+        return evidence, Decision(
+            action="retain",
+            reason=f"the selector could not be asked: {error}",
+            base_score=diagnosis.base_score,
+            weighting=settings.weighting,
+            margin=settings.margin,
+        )
     decision = decide(
         likelihoods,
         base_score=diagnosis.base_score,
@@ -182,6 +197,11 @@ async def weigh(
         margin=settings.margin,
     )
     return evidence, decision
+
+
+def selector_calls(decision: Decision) -> tuple[CallRecord, ...]:
+    """Attempts at model calls that the selector made for a decision."""
+    return decision.likelihoods.calls if decision.likelihoods is not None else ()
 
 
 async def _judge(

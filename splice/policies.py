@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from splice.errors import BudgetExceeded, ModelError
 from splice.executor import Memo, Models, book_call, execute
 from splice.ledger import Account
-from splice.line import RepairSettings, repair_from, weigh
+from splice.line import RepairSettings, repair_from, selector_calls, weigh
 from splice.message import MessageSettings
 from splice.models.protocol import ChatModel
 from splice.prompts import quote, render
@@ -253,6 +253,7 @@ async def rerun(bench: Bench, base: BaseRun) -> Outcome:
     )
     trace = trial.trace
     answer = base.trace.answer
+    calls = trace.calls
     if trace.answer != answer:
         _, decision = await weigh(
             base.workflow,
@@ -263,7 +264,8 @@ async def rerun(bench: Bench, base: BaseRun) -> Outcome:
             settings=bench.settings,
         )
         answer = trace.answer if decision.action == "adopt" else answer
-    return _taken(trace).model_copy(update={"answer": answer})
+        calls = (*calls, *selector_calls(decision))
+    return _taken(trace).model_copy(update={"answer": answer, "calls": calls})
 
 
 async def full_rerun(bench: Bench, base: BaseRun) -> Outcome:
@@ -420,6 +422,7 @@ async def _with_selector(
         return Outcome(answer=base.trace.answer)
     result = await bench.repaired(base, edge, message)
     trial, answer = result.trial, result.answer
+    calls = result.calls[len(base.trace.calls) :]
     # A trial that stopped half-way has no candidate answer to weigh.
     is_tried = trial is not None and trial.stop_reason is None
     if trial is not None and selector is not None and result.stop_reason == "decided":
@@ -432,9 +435,11 @@ async def _with_selector(
             settings=bench.settings,
         )
         answer = trial.trace.answer if decision.action == "adopt" else base.trace.answer
+        others = tuple(call for call in calls if call.stage != "select")
+        calls = (*others, *selector_calls(decision))
     return Outcome(
         answer=answer,
-        calls=result.calls[len(base.trace.calls) :],
+        calls=calls,
         candidate=trial.trace.answer if trial is not None and is_tried else None,
         is_tried=is_tried,
         edge=edge.edge.ends,

@@ -632,6 +632,8 @@ class Likelihoods(Record):
     harmful: Probability
     outside: tuple[str, ...] = ()
     """Features that lie outside of what the selector was fitted on, if it was."""
+    calls: tuple[CallRecord, ...] = ()
+    """Every attempt at a model call that the selector made."""
 
 
 class Decision(Record):

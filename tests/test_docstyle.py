@@ -70,7 +70,8 @@ def test_every_module_opens_with_a_docstring() -> None:
         str(path.relative_to(ROOT))
         for path in texts()
         if path.suffix == ".py"
-        and path.relative_to(ROOT).parts[0] in ("splice", "skeletons", "probes", "selector_training")
+        and path.relative_to(ROOT).parts[0]
+        in ("splice", "skeletons", "probes", "selector_training")
         and path.stat().st_size
         and ast.get_docstring(ast.parse(path.read_text("utf-8"))) is None
     ]

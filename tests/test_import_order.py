@@ -44,6 +44,8 @@ ORDER = (
     "evidence",
     "selector",
     "learned",
+    "language",
+    "selectors",
     "line",
     "report",
     "api",

@@ -23,9 +23,9 @@ def selector(*arguments: object) -> Result:
 
 
 @pytest.mark.slow
-def test_train_and_evaluate(tmp_path: Path) -> None:
+def test_fit_and_evaluate(tmp_path: Path) -> None:
     tables = write_tables(tmp_path / "tables", planted(55, 20), lambda places: None)
-    made = selector("train", tables, "--out", tmp_path / "parts", "--jobs", "2")
+    made = selector("fit", tables, "--out", tmp_path / "parts", "--jobs", "2")
     assert made.exit_code == 0, made.output
     assert "fitting on 55 training questions with 110 probes" in made.stderr
     assert "wrote the parts headroom, decisive, beneficial, selector into" in made.stderr
@@ -45,7 +45,7 @@ def test_a_small_pool_gives_what_it_can(tmp_path: Path) -> None:
     workloads = {"train": probed.workload(6), "validation": probed.workload(4, begin=6)}
     probed.make(tmp_path / "pool", 10, workloads=workloads)
     export(tmp_path / "pool", tmp_path / "tables", format="csv")
-    made = selector("train", tmp_path / "tables", "--out", tmp_path / "parts")
+    made = selector("fit", tmp_path / "tables", "--out", tmp_path / "parts")
     assert made.exit_code == 0, made.output
     assert "too few training questions for the part 'selector'" in made.stderr
     assert load_learned(tmp_path / "parts").card.pools[0].n_questions == 6
@@ -54,14 +54,14 @@ def test_a_small_pool_gives_what_it_can(tmp_path: Path) -> None:
 
 
 def test_tables_that_are_none_are_refused(tmp_path: Path) -> None:
-    made = selector("train", tmp_path, "--out", tmp_path / "parts")
+    made = selector("fit", tmp_path, "--out", tmp_path / "parts")
     assert isinstance(made.exception, DataError)
     assert not (tmp_path / "parts").exists()
 
 
 def test_it_runs_as_a_module_and_its_errors_are_one_line(tmp_path: Path) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "selector_training", "train", tmp_path, "--out", tmp_path / "parts"],
+        [sys.executable, "-m", "selector_training", "fit", tmp_path, "--out", tmp_path / "parts"],
         capture_output=True,
         text=True,
         check=False,

@@ -115,11 +115,14 @@ def render(name: str, package: str = __name__, /, **values: str) -> str:
 
 @cache
 def version() -> str:
-    """Digest of all templates, which goes into the fingerprint of every workflow."""
+    """Digest of what agents read, which goes into the fingerprint of every workflow.
+
+    The other templates, such as the selector's, change nothing about a recorded run.
+    """
     folder = files(__name__)
     texts = sorted(
         (item.name, item.read_text("utf-8"))
         for item in folder.iterdir()
-        if item.name.endswith(".txt")
+        if item.name.startswith("agent_") and item.name.endswith(".txt")
     )
     return digest(repr(texts))
