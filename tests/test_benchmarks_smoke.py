@@ -10,6 +10,7 @@ ROOT = Path(__file__).parent.parent
 REASON = "benchmarks/ is importable from the root of the repository only"
 graphs = pytest.importorskip("benchmarks.graphs", reason=REASON)
 engines = pytest.importorskip("benchmarks.engines", reason=REASON)
+learned = pytest.importorskip("benchmarks.learned", reason=REASON)
 pool = pytest.importorskip("benchmarks.pool", reason=REASON)
 report = pytest.importorskip("benchmarks.report", reason=REASON)
 speed = pytest.importorskip("benchmarks.speed", reason=REASON)
@@ -109,23 +110,30 @@ def test_a_block_is_replaced_and_the_page_around_it_stays():
         report.replace_block("no markers", "new")
 
 
-def test_the_mean_in_flight_counts_only_what_lies_between_the_two_moments():
+def test_the_mean_in_work_counts_only_what_lies_between_the_two_moments():
     log = [(0.0, 1), (1.0, 1), (3.0, -1), (9.0, -1)]
-    assert pool.mean_in_flight(log, 0.5, 4.5) == pytest.approx((0.5 * 1 + 2 * 2 + 1.5 * 1) / 4)
+    assert pool.mean_in_work(log, 0.5, 4.5) == pytest.approx((0.5 * 1 + 2 * 2 + 1.5 * 1) / 4)
 
 
-def test_a_pool_against_the_server_never_has_more_in_flight_than_allowed():
+def test_a_server_with_few_places_works_on_no_more_requests_than_these():
     # In a process of its own, as the generator's are forks of it.
-    small = "--probes 20 --limit 3 --open 4 --latency 0.01 --memory-probes 0 --processes 1 2"
-    command = [sys.executable, "-m", "benchmarks.pool", *small.split()]
+    small = "--probes 20 --limit 6 --places 2 --open 4 --latency 0.01 --memory-probes 0"
+    command = [sys.executable, "-m", "benchmarks.pool", *small.split(), "--processes", "1", "2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    rows = [line.split("|")[1:4] for line in done.stdout.splitlines()[2:]]
-    assert [[int(row[0]), int(row[1])] for row in rows] == [[1, 4], [2, 4]]
+    rows = [line.split("|")[1:5] for line in done.stdout.splitlines()[2:]]
+    assert [[int(cell) for cell in row[:3]] for row in rows] == [[1, 4, 6], [2, 4, 6]]
     for row in rows:
-        in_flight, of = row[2].split(" of ")
-        # Of three places, two processes have two each.
-        assert 0 < float(in_flight) <= (3 if int(row[0]) == 1 else 4)
-        assert int(of) == 3
+        in_work, of = row[3].split(" of ")
+        assert 0 < float(in_work) <= 2
+        assert int(of) == 2
+
+
+def test_a_step_is_timed_without_its_first_run():
+    found = learned.latency("a step", [9.0, 0.001, 0.002, 0.003])
+    assert (found.step, found.n) == ("a step", 3)
+    assert found.median_ms == pytest.approx(2.0)
+    assert found.p99_ms == pytest.approx(2.98)
+    assert "| a step | 3 | 2.000 | 2.980 |" in learned.table([found])
 
 
 async def test_the_memory_of_a_growing_pool_is_sampled():
