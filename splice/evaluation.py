@@ -470,10 +470,7 @@ def _result(
         settings=settings,
         metric=metric,
         n_questions=len({scored.example.query.id for scored in bases}),
-        policies=tuple(
-            _policy_result(policy, budget, own, settings, metric)
-            for (policy, budget), own in groups.items()
-        ),
+        policies=policy_results(rows, settings, metric),
         kinds=tuple(
             result
             for (policy, budget), own in groups.items()
@@ -483,6 +480,23 @@ def _result(
         failed_nodes=sum(
             run.status == "failed" for scored in bases for run in scored.base.trace.node_runs
         ),
+    )
+
+
+def policy_results(
+    rows: Sequence[Row], settings: EvaluationSettings, metric: str
+) -> tuple[PolicyResult, ...]:
+    """Each policy under each budget, over all rows.
+
+    Args:
+        rows: of one evaluation, or of several that are pooled: then ids of questions must differ
+            from one to another.
+        settings: of the evaluation, or what several of them share.
+        metric: that policies are compared by; every row has it.
+    """
+    return tuple(
+        _policy_result(policy, budget, own, settings, metric)
+        for (policy, budget), own in _grouped(rows)
     )
 
 
@@ -529,7 +543,11 @@ def _policy_result(
         is_half=policy in settings.on_half,
         base_score=_mean([row.base_scores[metric] for row in rows]),
         score=_mean([row.scores[metric] for row in rows]),
-        all_scores={name: _mean([row.scores[name] for row in rows]) for name in rows[0].scores},
+        all_scores={
+            name: _mean([row.scores[name] for row in rows])
+            for name in rows[0].scores
+            if all(name in row.scores for row in rows)
+        },
         gain=paired_gain(base, after, seed=settings.seed),
         p_mcnemar=mcnemar(found.n_fixed, found.n_broken),
         fixed=found.n_fixed,

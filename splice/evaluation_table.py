@@ -14,7 +14,7 @@ def evaluation_text(result: EvaluationResult) -> str:
         [
             *_head(result),
             "",
-            *_policies(result.policies),
+            *policy_table(result.policies),
             "",
             *_legend(result),
             *_metrics(result),
@@ -56,7 +56,8 @@ _COLUMNS = (
 )
 
 
-def _policies(policies: Sequence[PolicyResult]) -> list[str]:
+def policy_table(policies: Sequence[PolicyResult]) -> list[str]:
+    """The table of policies, a line each."""
     return aligned([_COLUMNS, *map(_policy_cells, policies)])
 
 

@@ -5,10 +5,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_evaluation import model, workload
+
+from splice.errors import StoreError
+from splice.evaluation import EvaluationSettings, evaluate
 
 ROOT = Path(__file__).parent.parent
 REASON = "benchmarks/ is importable from the root of the repository only"
 graphs = pytest.importorskip("benchmarks.graphs", reason=REASON)
+endtoend = pytest.importorskip("benchmarks.endtoend", reason=REASON)
 engines = pytest.importorskip("benchmarks.engines", reason=REASON)
 learned = pytest.importorskip("benchmarks.learned", reason=REASON)
 pool = pytest.importorskip("benchmarks.pool", reason=REASON)
@@ -134,6 +139,29 @@ def test_a_step_is_timed_without_its_first_run():
     assert found.median_ms == pytest.approx(2.0)
     assert found.p99_ms == pytest.approx(2.98)
     assert "| a step | 3 | 2.000 | 2.980 |" in learned.table([found])
+
+
+async def test_pooled_tables_count_the_questions_of_every_run(tmp_path):
+    settings = EvaluationSettings(policies=("static", "splice"))
+    for name in ("one", "two"):
+        await evaluate(workload(), model(), split="test", settings=settings, folder=tmp_path / name)
+    head, static, splice = (line.split() for line in endtoend.pooled(tmp_path, ["one", "two"]))
+    assert head[:4] == ["policy", "b", "n", "score"]
+    assert static[:4] == ["static", "-", "20", "0.500"]
+    assert splice[:4] == ["splice", "0.5", "20", "1.000"]
+    with pytest.raises(StoreError, match="three"):
+        endtoend.pooled(tmp_path, ["one", "three"])
+
+
+def test_each_run_is_a_command_of_its_own():
+    planned = next(run for run in endtoend.RUNS if run.name == "2wiki-planned")
+    found = endtoend.command(planned, Path("data"), Path("out"), ["--limit", "3"])
+    assert " ".join(found[1:]) == (
+        "-m splice evaluate multihop --data data/multihop_2wiki --out out/2wiki-planned "
+        "-o subtasks=planned --limit 3"
+    )
+    names = [run.name for run in endtoend.RUNS]
+    assert {name for group in endtoend.POOLED.values() for name in group} <= set(names)
 
 
 async def test_the_memory_of_a_growing_pool_is_sampled():
