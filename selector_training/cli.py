@@ -182,6 +182,25 @@ def compare(
 
 
 @app.command()
+def export(
+    selector: Annotated[
+        Path, typer.Argument(metavar="SELECTOR", help="Folder `selector` of a run of `train`.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="A new or empty folder.")],
+    base: Annotated[
+        str | None, typer.Option(help="Name by which others get the base model.")
+    ] = None,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="Base and adapter as one model, for any server.")
+    ] = False,
+) -> None:
+    """Copy a trained language model for others, without what resuming needs."""
+    from selector_training.language import export as run_export
+
+    _say(f"wrote {run_export(selector, out, base=base, merged=merged)}", err=True)
+
+
+@app.command()
 def unpack(
     gguf: Annotated[Path, typer.Argument(metavar="GGUF", help="Weights of a language model.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for tokenizer and safetensors.")],

@@ -66,6 +66,7 @@ from splice.language import (
     file_sha256,
     load_base,
     prompt_digest,
+    read_card,
     require_extra,
     selector_messages,
 )
@@ -574,6 +575,50 @@ corrects how sure it is, not how common the classes are.
 {settings}
 Prompt {card.prompt}. {packages}.
 """
+
+
+def export(
+    selector: str | Path, out: str | Path, *, base: str | None = None, merged: bool = False
+) -> Path:
+    """Copy a trained selector for others.
+
+    Args:
+        selector: its folder, `selector` in that of a run.
+        out: folder to write to, new or empty.
+        base: name by which others get the base; None: as it was named in training, which may be a
+            folder of this machine.
+        merged: write base and adapter as one model, for servers that load no adapters; it is asked
+            through `splice.language.EndpointSelector` with the temperature of `selector.json`.
+
+    Raises:
+        SettingsError: `out` holds something.
+        StoreError: a file can't be written.
+        WeightsError: the folder holds no trained selector, or its base can't be loaded.
+    """
+    selector, out = Path(selector), Path(out)
+    card = read_card(selector)
+    if out.exists() and any(out.iterdir()):
+        raise SettingsError(f"{out} is not empty; choose a new folder")
+    named = card.model_copy(update={"base": base or card.base})
+    if merged:
+        _merge(selector, card.base, out)
+    else:
+        config = json.loads(read_text(selector / ADAPTER_CONFIG, WeightsError))
+        config["base_model_name_or_path"] = named.base
+        write_whole(out / ADAPTER_CONFIG, f"{json.dumps(config, indent=1)}\n")
+        shutil.copyfile(selector / ADAPTER_WEIGHTS, out / ADAPTER_WEIGHTS)
+    readme = read_text(selector / "README.md", WeightsError)
+    write_whole(out / "README.md", readme.replace(card.base, named.base))
+    write_whole(out / "selector.json", f"{named.model_dump_json(indent=1)}\n")
+    return out
+
+
+def _merge(selector: Path, base: str, out: Path) -> None:
+    from peft import PeftModel
+
+    tokenizer, model = load_base(base)
+    PeftModel.from_pretrained(model, str(selector)).merge_and_unload().save_pretrained(str(out))
+    tokenizer.save_pretrained(str(out))
 
 
 # --- a small base ----------------------------------------------------------------------------

@@ -273,7 +273,7 @@ class LanguageSelector:
         """
         require_extra()
         folder = Path(folder)
-        self.card = _checked_card(folder)
+        self.card = read_card(folder)
         named = _base_of_adapter(folder)
         tokenizer, model = load_base(str(base or named))
         from peft import PeftModel
@@ -366,8 +366,13 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _checked_card(folder: Path) -> SelectorCard:
-    """`selector.json`, after the folder was found to be what it says."""
+def read_card(folder: Path) -> SelectorCard:
+    """What is known about a trained selector, once its folder was found to be what it says.
+
+    Raises:
+        WeightsError: a file is missing, is not what `selector.json` says, is a pickle, or belongs to
+            another prompt.
+    """
     try:
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
     except OSError as error:

@@ -26,6 +26,7 @@ from selector_training.language import (
     train,
     unpack_gguf,
 )
+from selector_training.language import export as export_selector
 from selector_training.pairs import read_examples
 from splice.errors import SettingsError, WeightsError
 from splice.language import LABELS, LanguageSelector, label_scores, left_padded, prompt_digest
@@ -488,6 +489,37 @@ async def test_any_tier_can_be_measured(pool: Path) -> None:
         await evaluate(RuleSelector(), [])
 
 
+# --- for others ------------------------------------------------------------------------------
+
+
+def test_an_export_names_the_base_as_others_get_it_and_scores_the_same(
+    run: Any, base: Path, tmp_path: Path
+) -> None:
+    trained = run[0] / "selector"
+    out = export_selector(trained, tmp_path / "out", base="somebody/model")
+    assert {path.name for path in out.iterdir()} == {path.name for path in trained.iterdir()}
+    for name in ("adapter_config.json", "selector.json", "README.md"):
+        assert str(base) not in (out / name).read_text("utf-8")
+    ours, theirs = LanguageSelector(trained), LanguageSelector(out, base=base)
+    assert ours.card.model_copy(update={"base": "somebody/model"}) == theirs.card
+    with pytest.raises(SettingsError, match="not empty"):
+        export_selector(trained, out)
+
+
+def test_a_merged_export_is_one_model_with_the_scores_of_base_and_adapter(
+    run: Any, base: Path, tmp_path: Path
+) -> None:
+    out = export_selector(run[0] / "selector", tmp_path / "merged", merged=True)
+    merged = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    both = peft.PeftModel.from_pretrained(model, run[0] / "selector").eval()
+    ids, mask = left_padded(PROMPTS, pad=0)
+    with torch.inference_mode():
+        wanted = label_scores(both, ids, mask, SPELLED)
+        found = label_scores(merged, ids, mask, SPELLED)
+    assert torch.allclose(found, wanted, atol=1e-5)
+
+
 # --- the commands ----------------------------------------------------------------------------
 
 
@@ -514,3 +546,7 @@ def test_the_command_trains_and_its_selector_is_compared_and_used(
         selector,
     ]
     assert isinstance(open_selector(selector), LanguageSelector)
+
+    exported = runner.invoke(app, ["export", selector, "--out", str(tmp_path / "out")])
+    assert exported.exit_code == 0, exported.output
+    assert isinstance(open_selector(tmp_path / "out"), LanguageSelector)
