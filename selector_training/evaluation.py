@@ -27,9 +27,9 @@ from selector_training.tables import (
     labelled_edges,
 )
 from splice.features import ATTRIBUTION
-from splice.learned import OutcomePart, PartName, Trees
+from splice.learned import PartName, Trees
 from splice.queries import Split
-from splice.records import Likelihoods, Probability, Record
+from splice.records import Probability, Record
 from splice.report.display import WIDTH, aligned, counted, wrap
 from splice.selector import decide
 from splice.statistics import Bin, Gain, Interval, auc, calibration, paired_gain, spearman
@@ -341,21 +341,6 @@ def _more(learned: Sequence[float] | None, other: Sequence[float]) -> Gain | Non
 # --- after a trial ---------------------------------------------------------------------------
 
 
-class _Judge(NamedTuple):
-    """A learned selector for rows of a table."""
-
-    part: OutcomePart
-    trees: Trees
-
-    def likelihoods(self, rows: Sequence[Mapping[str, float]]) -> list[Likelihoods]:
-        sums = self.trees.sums(rows) / self.part.temperature
-        odds = np.exp(sums - sums.max(axis=1, keepdims=True))
-        return [
-            Likelihoods(beneficial=b, neutral=n, harmful=h)
-            for b, n, h in (odds / odds.sum(axis=1, keepdims=True)).tolist()
-        ]
-
-
 class _Cases(NamedTuple):
     """Decisive probes with the predicted scores of their base answers."""
 
@@ -372,14 +357,14 @@ class _Cases(NamedTuple):
         ]
 
     def adopted(
-        self, judge: _Judge, rows: Sequence[Mapping[str, float]], weighting: Weighting
+        self, judge: Trees, rows: Sequence[Mapping[str, float]], weighting: Weighting
     ) -> list[float]:
         """1 for each probe whose candidate answer is adopted, else 0."""
         return [
             float(
                 decide(found, base_score=score, weighting=weighting, margin=0.0).action == "adopt"
             )
-            for found, score in zip(judge.likelihoods(rows), self.base_scores, strict=True)
+            for found, score in zip(judge.outcomes(rows), self.base_scores, strict=True)
         ]
 
 
@@ -398,18 +383,18 @@ def _tiers(
     cases = _Cases(probes, [scores[case.probe.base.key] for case in probes])
     yield _tier("never", None, cases, [0.0] * len(probes), None)
     yield _tier("always", None, cases, [1.0] * len(probes), None)
-    part, trees = fitted.card.selector, fitted.trees("selector")
-    if part is not None and trees is not None:
+    trees = fitted.trees("selector")
+    if trees is not None:
         ablated = selector_without(tables, settings, ATTRIBUTION)
         for weighting in get_args(Weighting):
-            yield from _learned_tiers(_Judge(part, trees), ablated, cases, weighting)
+            yield from _learned_tiers(trees, ablated, cases, weighting)
     helps = [float(case.trial.outcome_class == "beneficial") for case in probes]
     yield _tier("oracle", None, cases, helps, None)
 
 
 def _learned_tiers(
-    judge: _Judge,
-    ablated: tuple[OutcomePart, Trees] | None,
+    judge: Trees,
+    ablated: Trees | None,
     cases: _Cases,
     weighting: Weighting,
 ) -> Iterator[Tier]:
@@ -421,7 +406,7 @@ def _learned_tiers(
         means = np.mean(shuffles, axis=0).tolist()
         yield _tier("shuffled", weighting, cases, means, learned)
     if ablated is not None:
-        without = cases.adopted(_Judge(*ablated), rows, weighting)
+        without = cases.adopted(ablated, rows, weighting)
         yield _tier("no attribution", weighting, cases, without, learned)
 
 

@@ -213,7 +213,7 @@ def predicted_scores(tables: Tables, settings: FitSettings) -> dict[str, float]:
 
 def selector_without(
     tables: Tables, settings: FitSettings, features: Collection[str]
-) -> tuple[OutcomePart, Trees] | None:
+) -> Trees | None:
     """A selector fitted as `fit` does it, but without some features; None if there is none."""
     train = tables.of_split("train")
     if not train.bases:
@@ -223,7 +223,7 @@ def selector_without(
     found = _selector(train, base_scores, settings, without=features)
     if found is None:
         return None
-    return found.part, Trees(found.part, found.text, found.part.file, CASE_FEATURES)
+    return Trees(found.part, found.text, found.part.file, CASE_FEATURES)
 
 
 def _thresholds(base_scores: Sequence[float]) -> dict[str, float]:

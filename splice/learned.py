@@ -173,10 +173,7 @@ class Learned:
     def selector(self) -> EvidenceSelector | None:
         """The selector; None if the folder holds none."""
         trees = self._trees.get("selector")
-        part = self.card.selector
-        if trees is None or part is None:
-            return None
-        return EvidenceSelector(trees, part.temperature)
+        return None if trees is None else EvidenceSelector(trees)
 
 
 _FIELD: Final[Mapping[PartName, Literal["p_decisive", "p_beneficial"]]] = {
@@ -254,23 +251,15 @@ def _largest_first(contributions: Iterable[Contribution]) -> tuple[Contribution,
 class EvidenceSelector:
     """Selector that goes by the process evidence; it asks no model and costs nothing."""
 
-    def __init__(self, trees: Trees, temperature: float) -> None:
-        """Keep the trees; `Learned.selector` makes one."""
+    def __init__(self, trees: Trees) -> None:
+        """Keep the trees of an outcome part; `Learned.selector` makes one."""
         self._trees = trees
-        self._temperature = temperature
 
     async def judge(self, case: SelectorInput) -> Likelihoods:
         """Likelihoods from the evidence, the base score and what the two answers look like."""
         row = case_features(case.base_score, case.base_answer, case.candidate_answer, case.evidence)
-        sums = (self._trees.sums([row])[0] / self._temperature).tolist()
-        odds = [math.exp(value - max(sums)) for value in sums]
-        beneficial, neutral, harmful = (share / sum(odds) for share in odds)
-        return Likelihoods(
-            beneficial=beneficial,
-            neutral=neutral,
-            harmful=harmful,
-            outside=self._trees.outside([row]),
-        )
+        (found,) = self._trees.outcomes([row])
+        return found.model_copy(update={"outside": self._trees.outside([row])})
 
 
 # --- the trees -------------------------------------------------------------------------------
@@ -313,6 +302,11 @@ class Trees:
                 f"of {n_sums}"
             )
 
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features that are looked at."""
+        return tuple(self._names)
+
     def sums(self, rows: Sequence[Mapping[str, float]]) -> NDArray[float64]:
         """The sums of the trees' leaves: (n_rows,), or (n_rows, 3) of an outcome part."""
         # More threads take longer: there are a few hundred small trees.
@@ -323,6 +317,17 @@ class Trees:
         part = self._part
         assert isinstance(part, ScorePart)
         return [_sigmoid(part.slope * total + part.intercept) for total in self.sums(rows).tolist()]
+
+    def outcomes(self, rows: Sequence[Mapping[str, float]]) -> list[Likelihoods]:
+        """Calibrated likelihoods of an outcome part."""
+        part = self._part
+        assert isinstance(part, OutcomePart)
+        found = []
+        for sums in (self.sums(rows) / part.temperature).tolist():
+            odds = [math.exp(value - max(sums)) for value in sums]
+            beneficial, neutral, harmful = (share / sum(odds) for share in odds)
+            found.append(Likelihoods(beneficial=beneficial, neutral=neutral, harmful=harmful))
+        return found
 
     def contributions(self, rows: Sequence[Mapping[str, float]]) -> list[tuple[Contribution, ...]]:
         """What each feature added to the sum of a score part, the largest first; SHAP values."""

@@ -374,6 +374,6 @@ def test_a_hostile_name_stays_in_its_place_in_the_model_card(
 def test_a_selector_can_be_fitted_without_some_features() -> None:
     found = selector_without(planted(80), SETTINGS, ATTRIBUTION)
     assert found is not None
-    names = {feature.name for feature in found[0].features}
+    names = set(found.features)
     assert "uptake" in names
     assert not names & ATTRIBUTION
