@@ -364,6 +364,7 @@ def _facts(name: PartName, data: _Data, text: str) -> dict[str, Any]:
             Range(name=feature, low=low, high=high)
             for feature, low, high in zip(data.names, lows, highs, strict=True)
         ),
+        "constant": data.constant,
         "n_rows": len(data.labels),
     }
 
@@ -383,6 +384,8 @@ class _Data(NamedTuple):
     """(n_rows,): a score in [0, 1], or the index of a class."""
     questions: Sequence[Question]
     """(n_rows,)."""
+    constant: tuple[Range, ...]
+    """The other features."""
 
     @property
     def n_questions(self) -> int:
@@ -409,6 +412,11 @@ def _data(
         matrix[:, kept],
         np.array(labels, np.float64),
         questions,
+        tuple(
+            Range(name=name, low=value, high=value)
+            for column, (name, value) in enumerate(zip(names, matrix[0].tolist(), strict=True))
+            if column not in kept
+        ),
     )
 
 

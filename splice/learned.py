@@ -66,6 +66,8 @@ class Part(Record):
     """Of the file's bytes."""
     features: Annotated[tuple[Range, ...], Field(min_length=1)]
     """In the order in which the trees have them."""
+    constant: tuple[Range, ...] = ()
+    """Features with one value in all of training, which the trees therefore don't have."""
     n_rows: int
     """Rows it was fitted on."""
 
@@ -283,9 +285,10 @@ class Trees:
         """
         self._part = part
         self._names = [feature.name for feature in part.features]
+        fitted = [feature.name for feature in (*part.features, *part.constant)]
         computed = [feature.name for feature in known]
-        if not set(self._names) <= set(computed):
-            raise WeightsError(_differing(where, "was fitted on", self._names, computed))
+        if not set(fitted) <= set(computed):
+            raise WeightsError(_differing(where, "was fitted on", fitted, computed))
         import lightgbm
 
         try:
@@ -344,7 +347,7 @@ class Trees:
         """Features that leave their range of the training rows in any of these rows."""
         return tuple(
             feature.name
-            for feature in self._part.features
+            for feature in (*self._part.features, *self._part.constant)
             if any(not feature.low <= row[feature.name] <= feature.high for row in rows)
         )
 

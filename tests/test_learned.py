@@ -180,6 +180,15 @@ def test_features_outside_of_the_training_range_are_named(tmp_path: Path) -> Non
     assert diagnose(WORKFLOW, traced()).outside == ()
 
 
+def test_a_feature_that_never_varied_in_training_is_named_where_it_does(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "parts", "decisive")
+    part = part_of("decisive", TEXTS["decisive"])
+    silent = Range(name="n_truncated", low=1.0, high=1.0)
+    card = Card(decisive=part.model_copy(update={"constant": (silent,)}))
+    (folder / "card.json").write_text(card.model_dump_json(), "utf-8")
+    assert load_learned(folder).diagnose(WORKFLOW, traced()).outside == ("n_truncated",)
+
+
 # --- selector --------------------------------------------------------------------------------
 
 

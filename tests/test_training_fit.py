@@ -16,6 +16,7 @@ from selector_training.fit import (
     Fitted,
     TreeShape,
     fit,
+    part_of,
     read_fitted,
     selector_without,
     write,
@@ -36,7 +37,7 @@ from splice.features import (
     EVIDENCE_FEATURES,
     QUERY_FEATURES,
 )
-from splice.learned import TrainingPool, load_learned
+from splice.learned import PART_FEATURES, TrainingPool, load_learned
 from splice.queries import Split
 
 SETTINGS = FitSettings(grid=(TreeShape(num_leaves=2, min_data_in_leaf=10, lambda_l2=1.0),))
@@ -369,6 +370,19 @@ def test_a_hostile_name_stays_in_its_place_in_the_model_card(
     text = (tmp_path / "parts" / "README.md").read_text("utf-8")
     assert "\n# \\x1b[31mowned" not in text
     assert "\x1b" not in text
+
+
+def test_features_with_one_value_are_kept_apart_with_that_value() -> None:
+    card = fit(planted(80), SETTINGS).card
+    for name, table in PART_FEATURES.items():
+        part = part_of(card, name)
+        assert part is not None
+        looked_at = {feature.name for feature in part.features}
+        constant = {feature.name for feature in part.constant}
+        assert looked_at | constant == {feature.name for feature in table}
+        assert not looked_at & constant
+        assert all(feature.low == feature.high for feature in part.constant)
+        assert constant
 
 
 def test_a_selector_can_be_fitted_without_some_features() -> None:
