@@ -15,6 +15,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
+from selector_training.admission import Admission, admissions
 from selector_training.fit import FitSettings, Fitted, selector_without
 from selector_training.tables import (
     BaseRow,
@@ -128,6 +129,7 @@ class Report(Record):
     base_scores: tuple[BaseScores, ...]
     chances: tuple[Chances, ...]
     rankings: tuple[Ranking, ...]
+    admissions: tuple[Admission, ...]
     tiers: tuple[Tier, ...]
 
 
@@ -155,6 +157,7 @@ def evaluate(fitted: Fitted, tables: Tables, split: Split, settings: FitSettings
         base_scores=tuple(_base_scores(fitted, own.bases)),
         chances=tuple(_chances(fitted, edges)),
         rankings=tuple(_rankings(fitted, own, edges)),
+        admissions=admissions(fitted, edges),
         tiers=tuple(_tiers(fitted, tables, own, cases, settings)),
     )
 
@@ -476,6 +479,7 @@ def report_text(report: Report) -> str:
         *map(_base_scores_text, report.base_scores),
         _chances_text(report.chances),
         *map(_ranking_text, report.rankings),
+        _admissions_text(report.admissions),
         _tiers_text(report),
     ]
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
@@ -566,6 +570,36 @@ def _ranking_text(ranking: Ranking) -> list[str]:
         ),
     ]
     return [*_wrapped(title), *(aligned(rows) if ranking.rankers else ())]
+
+
+def _admissions_text(found: Sequence[Admission]) -> list[str]:
+    rows = [
+        ["order", "b", "trials", "decisive", "always", "interval", "oracle", "interval"],
+        *(
+            [
+                one.order,
+                f"{one.budget:g}",
+                f"{one.n_trials:,}",
+                f"{one.n_decisive:,}",
+                f"{one.always.mean:+.3f}",
+                _interval(one.always.interval),
+                f"{one.oracle.mean:+.3f}",
+                _interval(one.oracle.interval),
+            ]
+            for one in found
+        ),
+    ]
+    if not found:
+        return []
+    return [
+        "Which queries get a trial: gain over all questions, on probed edges",
+        *aligned(rows),
+        *_wrapped(
+            "b: share of the base runs that get a trial. always, oracle: every candidate answer is "
+            "adopted, or only better ones. promise: the chance that the trial helps; of hand-set "
+            "scores, headroom times the chance that it changes the answer."
+        ),
+    ]
 
 
 def _tiers_text(report: Report) -> list[str]:

@@ -93,6 +93,35 @@ def test_rollouts_of_one_question_are_averaged_first(fitted: Fitted) -> None:
     assert by_ranker(gap)["content coverage"] == pytest.approx(2 / 3)
 
 
+def test_a_budget_goes_to_the_runs_that_an_order_puts_first(fitted: Fitted) -> None:
+    found = {
+        (a.order, a.budget): a
+        for a in evaluate(fitted, literal(), "validation", SETTINGS).admissions
+    }
+    whole = found["hand-set headroom", 1.0]
+    assert whole.n_trials == whole.n_runs
+    assert found["hand-set headroom", 0.3].n_trials == int(0.3 * whole.n_runs)
+    for admission in found.values():
+        assert admission.oracle.mean >= max(0.0, admission.always.mean)
+        assert admission.n_decisive <= admission.n_trials
+    orders = {order for order, _ in found}
+    assert orders == {
+        "hand-set headroom",
+        "hand-set promise",
+        "learned headroom",
+        "learned headroom x decisive",
+        "learned promise",
+    }
+
+
+def test_learned_orders_take_the_edges_that_change_answers(report: Report) -> None:
+    # Each run has one such edge of two, and a bridge tells which.
+    found = {(a.order, a.budget): a.n_decisive for a in report.admissions}
+    assert found["learned headroom", 1.0] == found["learned headroom x decisive", 1.0] == 60
+    assert found["learned promise", 0.5] == 30
+    assert found["hand-set headroom", 1.0] < 60
+
+
 # --- a planted world -------------------------------------------------------------------------
 
 

@@ -1,0 +1,139 @@
+"""Which queries should get a trial: what a budget wins under several orders, on probed edges.
+
+For each base run a ranker takes one of its probed edges, an order says which runs come first, and
+the first `budget` of them get the trial that the pool holds. Nothing is run. As a table holds a few
+of all candidate edges, the numbers compare orders; they don't foretell the gain of a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from selector_training.fit import Fitted
+from selector_training.tables import LabelledEdge, Question
+from splice.records import Record
+from splice.statistics import Gain, paired_gain
+
+BUDGETS: Final = (0.3, 0.5, 1.0)
+
+
+class Admission(Record):
+    """One order under one budget."""
+
+    order: str
+    budget: float
+    n_runs: int
+    n_trials: int
+    n_decisive: int
+    """Of the trials, those that changed the answer."""
+    always: Gain
+    """Score change by question if every candidate answer is adopted."""
+    oracle: Gain
+    """The same if only better ones are."""
+
+
+class _Choice(NamedTuple):
+    """The edge of one base run, and when its trial comes."""
+
+    edge: LabelledEdge
+    rank: float
+    """The highest comes first."""
+
+
+Key: TypeAlias = tuple[str, str]
+_Scores: TypeAlias = Mapping[int, float]
+"""Score by place of an edge."""
+
+
+def admissions(fitted: Fitted, edges: Sequence[LabelledEdge]) -> tuple[Admission, ...]:
+    """Every order under every budget.
+
+    Args:
+        fitted: the parts.
+        edges: the probed edges of one split.
+    """
+    if not edges:
+        return ()
+    runs: dict[Key, list[int]] = defaultdict(list)
+    for place, edge in enumerate(edges):
+        runs[edge.probe.base.key].append(place)
+    found = []
+    for order, (choose_by, rank_by) in _orders(fitted, edges).items():
+        choices = []
+        for places in runs.values():
+            best = max(places, key=lambda place: (choose_by[place], edges[place].probe.edge))
+            choices.append(_Choice(edges[best], rank_by[best]))
+        found += [_admission(order, budget, choices) for budget in BUDGETS]
+    return tuple(found)
+
+
+def _orders(fitted: Fitted, edges: Sequence[LabelledEdge]) -> Mapping[str, tuple[_Scores, _Scores]]:
+    """By order: what an edge is chosen by, and what its run is ranked by."""
+
+    def each(value: Callable[[LabelledEdge], float]) -> _Scores:
+        return {place: value(edge) for place, edge in enumerate(edges)}
+
+    by_hand = each(lambda edge: edge.probe.p_decisive)
+    headroom = each(lambda edge: 1 - edge.probe.base.predicted_score)
+    orders: dict[str, tuple[_Scores, _Scores]] = {
+        # A small share of the edge's promise stands for what breaks ties of headroom.
+        "hand-set headroom": (by_hand, _sum(headroom, by_hand)),
+        "hand-set promise": (by_hand, _product(headroom, by_hand)),
+    }
+    rows = [edge.features for edge in edges]
+    if (trees := fitted.trees("headroom")) is not None:
+        scores = trees.probabilities([edge.probe.base.features for edge in edges])
+        headroom = {place: 1 - score for place, score in enumerate(scores)}
+    if (trees := fitted.trees("decisive")) is not None:
+        decisive = dict(enumerate(trees.probabilities(rows)))
+        orders["learned headroom"] = (decisive, _sum(headroom, decisive))
+        orders["learned headroom x decisive"] = (decisive, _product(headroom, decisive))
+    if (trees := fitted.trees("beneficial")) is not None:
+        beneficial = dict(enumerate(trees.probabilities(rows)))
+        orders["learned promise"] = (beneficial, beneficial)
+    return orders
+
+
+_TIE: Final = 1e-3
+
+
+def _sum(first: _Scores, tie: _Scores) -> _Scores:
+    return {place: value + _TIE * tie[place] for place, value in first.items()}
+
+
+def _product(first: _Scores, second: _Scores) -> _Scores:
+    return {place: value * second[place] for place, value in first.items()}
+
+
+def _admission(order: str, budget: float, choices: Sequence[_Choice]) -> Admission:
+    n = math.floor(budget * len(choices) + 1e-9)
+    by_rank = sorted(choices, key=lambda c: (-c.rank, c.edge.probe.base.key))
+    admitted = {id(choice) for choice in by_rank[:n]}
+    changes = [
+        choice.edge.probe.trial.delta
+        if id(choice) in admitted and choice.edge.probe.trial is not None
+        else 0.0
+        for choice in choices
+    ]
+    questions = [choice.edge.probe.base.question for choice in choices]
+    return Admission(
+        order=order,
+        budget=budget,
+        n_runs=len(choices),
+        n_trials=n,
+        n_decisive=sum(choice.edge.is_decisive for choice in by_rank[:n]),
+        always=_gain(questions, changes),
+        oracle=_gain(questions, [max(0.0, change) for change in changes]),
+    )
+
+
+def _gain(questions: Sequence[Question], changes: Sequence[float]) -> Gain:
+    """Mean change with its interval; runs of one question are averaged first."""
+    found: dict[Question, list[float]] = defaultdict(list)
+    for question, change in zip(questions, changes, strict=True):
+        found[question].append(change)
+    means = [sum(own) / len(own) for _, own in sorted(found.items())]
+    return paired_gain([0.0] * len(means), means, seed=0)
