@@ -21,6 +21,7 @@ from splice.errors import SettingsError, SpliceError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from importlib.metadata import EntryPoint
 
     from splice.models.protocol import ChatModel
     from splice.queries import Case
@@ -42,8 +43,18 @@ app.add_typer(models_cli.app, name="models")
 app.command()(diagnose_cli.diagnose)
 app.command()(evaluate_cli.evaluate)
 app.command()(selfcheck_cli.selfcheck)
-for _command in entry_points(group="splice.commands"):
-    app.add_typer(_command.load(), name=_command.name)
+
+
+def add_commands(found: Iterable[EntryPoint]) -> None:
+    """Add the commands of other packages; one that can't be imported takes no other with it."""
+    for command in found:
+        try:
+            app.add_typer(command.load(), name=command.name)
+        except ImportError as error:
+            typer.echo(f"note: there is no command {command.name!r}: {error}", err=True)
+
+
+add_commands(entry_points(group="splice.commands"))
 
 WorkflowPath = Annotated[
     Path, typer.Argument(metavar="WORKFLOW", help="A workflow as a TOML file.")

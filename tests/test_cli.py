@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -210,8 +211,17 @@ def test_version_is_printed() -> None:
 def test_help_names_every_command() -> None:
     done = CliRunner().invoke(cli.app, ["--help"])
     assert done.exit_code == 0
-    for command in ("init", "validate", "schema", "run", "repair", "trace", "models"):
+    for command in ("init", "validate", "schema", "run", "repair", "diagnose", "trace", "models"):
         assert command in done.stdout
+
+
+def test_a_command_that_can_not_be_imported_takes_no_other_with_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    broken = EntryPoint(name="broken", value="no_such_package:app", group="splice.commands")
+    cli.add_commands([broken])
+    assert "no command 'broken': No module named 'no_such_package'" in capsys.readouterr().err
+    assert CliRunner().invoke(cli.app, ["--version"]).exit_code == 0
 
 
 # --- validate --------------------------------------------------------------------------------
