@@ -12,10 +12,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
+from selector_training.counting import by_question, gain
 from selector_training.fit import Fitted
-from selector_training.tables import LabelledEdge, Question
+from selector_training.tables import LabelledEdge
 from splice.records import Record
-from splice.statistics import Gain, paired_gain
+from splice.statistics import Gain
 
 BUDGETS: Final = (0.3, 0.5, 1.0)
 
@@ -119,21 +120,13 @@ def _admission(order: str, budget: float, choices: Sequence[_Choice]) -> Admissi
         for choice in choices
     ]
     questions = [choice.edge.probe.base.question for choice in choices]
+    helped = [max(0.0, change) for change in changes]
     return Admission(
         order=order,
         budget=budget,
         n_runs=len(choices),
         n_trials=n,
         n_decisive=sum(choice.edge.is_decisive for choice in by_rank[:n]),
-        always=_gain(questions, changes),
-        oracle=_gain(questions, [max(0.0, change) for change in changes]),
+        always=gain(by_question(questions, changes)),
+        oracle=gain(by_question(questions, helped)),
     )
-
-
-def _gain(questions: Sequence[Question], changes: Sequence[float]) -> Gain:
-    """Mean change with its interval; runs of one question are averaged first."""
-    found: dict[Question, list[float]] = defaultdict(list)
-    for question, change in zip(questions, changes, strict=True):
-        found[question].append(change)
-    means = [sum(own) / len(own) for _, own in sorted(found.items())]
-    return paired_gain([0.0] * len(means), means, seed=0)

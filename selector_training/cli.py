@@ -84,10 +84,8 @@ def train(
     Started again with the same --out it goes on where it stopped. On several GPUs by
     `accelerate launch --config_file selector_training/configs/... -m selector_training train ...`.
     """
-    from selector_training.fit import FitSettings, predicted_scores
     from selector_training.language import LanguageSettings
     from selector_training.language import train as run_training
-    from selector_training.tables import read_tables
 
     settings = LanguageSettings(
         base=base,
@@ -99,7 +97,7 @@ def train(
         log_every=log_every,
         seed=seed,
     )
-    scores = predicted_scores(read_tables(tables), FitSettings()) if tables else None
+    scores = _base_scores(tables)
     trained = run_training(pools, out, settings, base_scores=scores)
     for stage in trained.stages:
         _say(
@@ -150,14 +148,12 @@ def compare(
     """Give selectors of any tier the same decisive trials, and count what they would do."""
     import asyncio
 
-    from selector_training.fit import FitSettings, predicted_scores
     from selector_training.language import evaluate as measure
     from selector_training.pairs import read_examples
-    from selector_training.tables import read_tables
     from splice.report.display import aligned
     from splice.selectors import open_selector
 
-    scores = predicted_scores(read_tables(tables), FitSettings()) if tables else None
+    scores = _base_scores(tables)
     arms: tuple[Arm, ...] = ("edge",)
     examples = read_examples(pools, splits=(split,), arms=arms, base_scores=scores)
     rows = [["selector", "n", "accuracy", "log loss", "expected gain", "adopt", "fix", "harm"]]
@@ -212,6 +208,16 @@ def unpack(
     from selector_training.language import unpack_gguf
 
     _say(f"wrote {unpack_gguf(gguf, out)}", err=True)
+
+
+def _base_scores(tables: list[Path] | None) -> dict[str, float] | None:
+    """Learned base scores by base run; None: those of the pools' diagnoses."""
+    if not tables:
+        return None
+    from selector_training.fit import FitSettings, predicted_scores
+    from selector_training.tables import read_tables
+
+    return predicted_scores(read_tables(tables), FitSettings())
 
 
 def _say(text: str, err: bool = False) -> None:

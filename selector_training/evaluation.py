@@ -16,6 +16,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 
 from selector_training.admission import Admission, admissions
+from selector_training.counting import SEED, by_question, gain
 from selector_training.fit import FitSettings, Fitted, selector_without
 from selector_training.tables import (
     BaseRow,
@@ -37,9 +38,6 @@ from splice.statistics import Bin, Gain, Interval, auc, calibration, paired_gain
 
 N_SHUFFLES: Final = 20
 """Shuffles of the evidence that are averaged; one alone is a matter of luck."""
-
-_SEED: Final = 0
-"""Of shuffles and intervals: what is reported does not hang on a choice of the reader's."""
 
 _ROUNDING: Final = 1e-9
 
@@ -298,7 +296,7 @@ def _ranking(
     ]
     questions = [run[0].base.question for run in asked]
     hits = {
-        ranker: _by_question(questions, [_hit(run, scores, is_hit) for run in asked])
+        ranker: by_question(questions, [_hit(run, scores, is_hit) for run in asked])
         for ranker, scores in by_ranker.items()
     }
     return Ranking(
@@ -307,7 +305,7 @@ def _ranking(
         rankers=tuple(
             Ranker(
                 name=ranker,
-                hits=_gain(found),
+                hits=gain(found),
                 learned_more=_more(hits.get(_LEARNED), found) if ranker != _LEARNED else None,
             )
             for ranker, found in (hits.items() if asked else ())
@@ -325,20 +323,8 @@ def _hit(
     return sum(first) / len(first)
 
 
-def _by_question(questions: Sequence[Question], values: Sequence[float]) -> list[float]:
-    """Mean by question, in the order of the questions."""
-    found: dict[Question, list[float]] = defaultdict(list)
-    for question, value in zip(questions, values, strict=True):
-        found[question].append(value)
-    return [sum(own) / len(own) for _, own in sorted(found.items())]
-
-
-def _gain(values: Sequence[float]) -> Gain:
-    return paired_gain([0.0] * len(values), values, seed=_SEED)
-
-
 def _more(learned: Sequence[float] | None, other: Sequence[float]) -> Gain | None:
-    return None if learned is None else paired_gain(other, learned, seed=_SEED)
+    return None if learned is None else paired_gain(other, learned, seed=SEED)
 
 
 # --- after a trial ---------------------------------------------------------------------------
@@ -421,7 +407,7 @@ def _shuffles(
     for case in cases.probes:
         held[case.probe.base.question].append(case)
     order = sorted(held)
-    draw = random.Random(_SEED)
+    draw = random.Random(SEED)
     for _ in range(N_SHUFFLES if len(order) > 1 else 0):
         draw.shuffle(order)
         giver = dict(zip(order, order[1:] + order[:1], strict=True))
@@ -452,7 +438,7 @@ def _tier(
         changes = [
             share * case.trial.delta for share, case in zip(shares, cases.probes, strict=True)
         ]
-        return _by_question(cases.questions, changes)
+        return by_question(cases.questions, changes)
 
     fixed, broken = total({"beneficial"}), total({"harmful"})
     return Tier(
@@ -462,7 +448,7 @@ def _tier(
         n_fixed=fixed,
         n_broken=broken,
         fix_ratio=fixed / (fixed + broken) if fixed + broken else None,
-        gain=_gain(gains(adopted)),
+        gain=gain(gains(adopted)),
         learned_more=None if learned is None else _more(gains(learned), gains(adopted)),
     )
 

@@ -43,7 +43,7 @@ from splice.records import (
     Usage,
     digest,
 )
-from splice.selector import SelectorInput
+from splice.selector import SelectorInput, normalised
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -220,14 +220,6 @@ def _branching_attention(mask: Tensor, labels: Sequence[Sequence[int]], dtype: A
     return added.masked_fill(~is_allowed, torch.finfo(dtype).min)[:, None]
 
 
-def _likelihoods(scores: Sequence[float], temperature: float) -> Likelihoods:
-    """Scores of the three labels, as probabilities."""
-    highest = max(scores)
-    odds = [math.exp((score - highest) / temperature) for score in scores]
-    beneficial, neutral, harmful = (share / sum(odds) for share in odds)
-    return Likelihoods(beneficial=beneficial, neutral=neutral, harmful=harmful)
-
-
 # --- a trained selector ----------------------------------------------------------------------
 
 
@@ -316,7 +308,7 @@ class LanguageSelector:
                     call = CallRecord(
                         stage="select", model=name, outcome="ok", usage=usage, cost=0.0
                     )
-                    found[place] = _likelihoods(row, self.card.temperature).model_copy(
+                    found[place] = normalised(row, self.card.temperature).model_copy(
                         update={"calls": (call,)}
                     )
         return tuple(found[place] for place in range(len(cases)))
@@ -468,7 +460,7 @@ class EndpointSelector:
         )
         calls: list[CallRecord] = []
         completion = await book_call(self._model, request, None, calls)
-        found = _likelihoods(_letter_scores(completion), self._temperature)
+        found = normalised(_letter_scores(completion), self._temperature)
         return found.model_copy(update={"calls": tuple(calls)})
 
 

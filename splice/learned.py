@@ -32,7 +32,7 @@ from splice.features import (
 )
 from splice.files import read_text
 from splice.records import Diagnosis, Gap, Likelihoods, Record, Trace
-from splice.selector import SelectorInput
+from splice.selector import SelectorInput, normalised
 from splice.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -159,10 +159,9 @@ class Learned:
         )
 
     def moved(
-        self, workflow: Workflow, trace: Trace
+        self, workflow: Workflow, trace: Trace, found: Diagnosis
     ) -> tuple[tuple[Contribution, ...], list[tuple[Contribution, ...]]]:
-        """What moved the base score and the rank of each edge of `diagnose`, in its order."""
-        found = self.diagnose(workflow, trace)
+        """What moved the base score and the rank of each edge of `found`, which `diagnose` made."""
         query = query_features(workflow, trace, diagnose(workflow, trace))
         headroom, ranker = self._trees.get("headroom"), self._trees.get(self._rank_by)
         rows = [{**query, **scored.features} for scored in found.edges]
@@ -220,7 +219,10 @@ def explain(workflow: Workflow, trace: Trace, learned: Learned | None) -> Explan
         learned: the parts that predict; None: the hand-set scores.
     """
     diagnosis = diagnose(workflow, trace) if learned is None else learned.diagnose(workflow, trace)
-    query, edges = ((), _by_hand(diagnosis)) if learned is None else learned.moved(workflow, trace)
+    query: tuple[Contribution, ...] = ()
+    edges = _by_hand(diagnosis)
+    if learned is not None:
+        query, edges = learned.moved(workflow, trace, diagnosis)
     return Explanation(
         diagnosis=diagnosis,
         base_score=query,
@@ -325,12 +327,7 @@ class Trees:
         """Calibrated likelihoods of an outcome part."""
         part = self._part
         assert isinstance(part, OutcomePart)
-        found = []
-        for sums in (self.sums(rows) / part.temperature).tolist():
-            odds = [math.exp(value - max(sums)) for value in sums]
-            beneficial, neutral, harmful = (share / sum(odds) for share in odds)
-            found.append(Likelihoods(beneficial=beneficial, neutral=neutral, harmful=harmful))
-        return found
+        return [normalised(sums, part.temperature) for sums in self.sums(rows).tolist()]
 
     def contributions(self, rows: Sequence[Mapping[str, float]]) -> list[tuple[Contribution, ...]]:
         """What each feature added to the sum of a score part, the largest first; SHAP values."""

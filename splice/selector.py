@@ -7,7 +7,7 @@ evidence, and a language model. All give three likelihoods; the rule that decide
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from splice.records import Decision, Evidence, Likelihoods, Probability, Record
@@ -166,6 +166,14 @@ _NEUTRAL_PRIOR = 0.5
 """Most trials that change the wording of an answer do not change its score."""
 
 
+def normalised(scores: Sequence[float], temperature: float = 1.0) -> Likelihoods:
+    """Likelihoods from unnormalised log-likelihoods of beneficial, neutral and harmful."""
+    highest = max(scores)
+    odds = [math.exp((score - highest) / temperature) for score in scores]
+    beneficial, neutral, harmful = (share / sum(odds) for share in odds)
+    return Likelihoods(beneficial=beneficial, neutral=neutral, harmful=harmful)
+
+
 class RuleSelector:
     """Selector that needs no training: the sum of `RULES` as log-odds, normalised."""
 
@@ -177,9 +185,7 @@ class RuleSelector:
             beneficial += strength * rule.beneficial
             neutral += strength * rule.neutral
             harmful += strength * rule.harmful
-        odds = [math.exp(total) for total in (beneficial, neutral, harmful)]
-        p_beneficial, p_neutral, p_harmful = (share / sum(odds) for share in odds)
-        return Likelihoods(beneficial=p_beneficial, neutral=p_neutral, harmful=p_harmful)
+        return normalised((beneficial, neutral, harmful))
 
 
 _TIE = 1e-12
