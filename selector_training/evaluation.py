@@ -17,7 +17,7 @@ import numpy as np
 
 from selector_training.admission import Admission, admissions
 from selector_training.counting import SEED, by_question, gain
-from selector_training.fit import FitSettings, Fitted, selector_without
+from selector_training.fit import FitSettings, Fitted, gain_forecaster, selector_without
 from selector_training.tables import (
     BaseRow,
     DecisiveProbe,
@@ -140,7 +140,7 @@ def evaluate(fitted: Fitted, tables: Tables, split: Split, settings: FitSettings
             fitted on: without these there is no selector to compare with that has to do without
             attribution.
         split: what to measure on.
-        settings: how that selector is fitted.
+        settings: how that selector, and one that forecasts the gain, are fitted.
     """
     own = tables.of_split(split)
     edges = labelled_edges(own)
@@ -377,6 +377,9 @@ def _tiers(
         ablated = selector_without(tables, settings, ATTRIBUTION)
         for weighting in get_args(Weighting):
             yield from _learned_tiers(trees, ablated, cases, weighting)
+        if (forecaster := gain_forecaster(tables, settings)) is not None:
+            better = [float(chance > 0.5) for chance in forecaster.probabilities(cases.rows())]
+            yield _tier("gain forecast", None, cases, better, None)
     helps = [float(case.trial.outcome_class == "beneficial") for case in probes]
     yield _tier("oracle", None, cases, helps, None)
 
@@ -612,7 +615,8 @@ def _tiers_text(report: Report) -> list[str]:
             "a decisive probe. less it: the gain of learned, with the same weighting, less this one. "
             "weighting: of gain and loss in the decision rule. shuffled: each "
             f"question has the evidence of another, mean of {N_SHUFFLES} shuffles. no attribution: "
-            "fitted again without the features that say where new content came from."
+            "fitted again without the features that say where new content came from. gain forecast: "
+            "trees forecast the score change itself, and what is above 0 is adopted."
         ),
     ]
 

@@ -24,7 +24,7 @@ from pydantic import Field
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import expit, log_softmax, logit
 
-from probes.records import OutcomeClass
+from probes.records import Arm, OutcomeClass
 from selector_training.tables import (
     DecisiveProbe,
     Question,
@@ -34,7 +34,6 @@ from selector_training.tables import (
 )
 from splice._version import __version__
 from splice.errors import DataError, WeightsError
-from splice.features import CASE_FEATURES
 from splice.files import read_text, write_whole
 from splice.learned import (
     PART_FEATURES,
@@ -55,6 +54,8 @@ Objective: TypeAlias = Literal["cross_entropy", "binary", "multiclass"]
 
 OUTCOMES: Final[tuple[OutcomeClass, ...]] = ("beneficial", "neutral", "harmful")
 """Classes of the selector, in the order of its groups of trees."""
+
+_SELECTOR_ARMS: Final[tuple[Arm, ...]] = ("edge", "placebo")
 
 BUDGETS: Final = tuple(tenth / 10 for tenth in range(1, 10))
 """Shares of the queries for which a headroom threshold is kept."""
@@ -202,8 +203,8 @@ def predicted_scores(tables: Tables, settings: FitSettings) -> dict[str, float]:
     fitted = _headroom(train, settings)
     found = dict(zip((base.id for base in train.bases), fitted.predicted(), strict=True))
     others = [base for base in tables.bases if base.id not in found]
-    trees = Trees(fitted.part, fitted.text, fitted.part.file, PART_FEATURES["headroom"])
     if others:
+        trees = _ready("headroom", fitted)
         scores = trees.probabilities([base.features for base in others])
         found |= dict(zip((base.id for base in others), scores, strict=True))
     if len(found) < len(tables.bases):
@@ -218,12 +219,37 @@ def selector_without(
     train = tables.of_split("train")
     if not train.bases:
         return None
-    scores = _headroom(train, settings).predicted()
-    base_scores = dict(zip((base.key for base in train.bases), scores, strict=True))
-    found = _selector(train, base_scores, settings, without=features)
-    if found is None:
+    found = _selector(train, _out_of_fold_scores(train, settings), settings, without=features)
+    return None if found is None else _ready("selector", found)
+
+
+def gain_forecaster(tables: Tables, settings: FitSettings) -> Trees | None:
+    """Trees that forecast the score change of a trial instead of its outcome class.
+
+    They look at what the selector looks at. A prediction of p stands for a change of 2 p - 1.
+    None if there are too few questions.
+    """
+    train = tables.of_split("train")
+    cases = decisive_probes(train, _SELECTOR_ARMS)
+    questions = [case.probe.base.question for case in cases]
+    if len(set(questions)) < settings.min_questions:
         return None
-    return Trees(found.part, found.text, found.part.file, CASE_FEATURES)
+    base_scores = _out_of_fold_scores(train, settings)
+    rows = [case.features(base_scores[case.probe.base.key]) for case in cases]
+    changes = [(1 + case.trial.delta) / 2 for case in cases]
+    data = _data("cross_entropy", "selector", rows, changes, questions)
+    return _ready("selector", _score_part("selector", data, settings))
+
+
+def _ready(name: PartName, fitted: _Fit) -> Trees:
+    """Trees as they were fitted, ready to predict."""
+    return Trees(fitted.part, fitted.text, fitted.part.file, PART_FEATURES[name])
+
+
+def _out_of_fold_scores(train: Tables, settings: FitSettings) -> dict[tuple[str, str], float]:
+    """Predicted base score of each base run, by trees that have not seen its question."""
+    scores = _headroom(train, settings).predicted()
+    return dict(zip((base.key for base in train.bases), scores, strict=True))
 
 
 def _thresholds(base_scores: Sequence[float]) -> dict[str, float]:
@@ -298,7 +324,7 @@ def _selector(
     settings: FitSettings,
     without: Collection[str],
 ) -> _OutcomeFit | None:
-    cases: list[DecisiveProbe] = decisive_probes(train, ("edge", "placebo"))
+    cases: list[DecisiveProbe] = decisive_probes(train, _SELECTOR_ARMS)
     questions = [case.probe.base.question for case in cases]
     if len(set(questions)) < settings.min_questions:
         return None

@@ -161,6 +161,13 @@ def test_evidence_earns_its_gain_by_belonging_to_its_question(
     assert 0 < shuffled.n_adopted < 60
 
 
+def test_a_forecast_of_the_gain_adopts_what_it_expects_to_help(report: Report) -> None:
+    forecast = tier(report, "gain forecast")
+    assert forecast.weighting is None
+    assert forecast.n_broken == 0
+    assert 0.0 < forecast.gain.mean <= tier(report, "oracle").gain.mean
+
+
 def test_the_same_tables_give_the_same_report(fitted: Fitted, report: Report) -> None:
     assert evaluate(fitted, planted(80, 60), "validation", SETTINGS) == report
 
@@ -168,7 +175,7 @@ def test_the_same_tables_give_the_same_report(fitted: Fitted, report: Report) ->
 def test_without_training_rows_nothing_is_fitted_again(fitted: Fitted) -> None:
     own = planted(80, 60).of_split("validation")
     names = {t.name for t in evaluate(fitted, own, "validation", SETTINGS).tiers}
-    assert "no attribution" not in names
+    assert not {"no attribution", "gain forecast"} & names
     assert "shuffled" in names
 
 
