@@ -78,6 +78,10 @@ def train(
     eval_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 50,
     log_every: Annotated[int, typer.Option(min=1, help="Steps between reports.")] = 10,
     seed: Annotated[int, typer.Option(help="Of draws and of the adapter.")] = 0,
+    view: Annotated[
+        Literal["evidence", "nothing", "raw"],
+        typer.Option(help="What is shown of a trial; other than evidence: for comparison only."),
+    ] = "evidence",
 ) -> None:
     """Train a language model as selector: SFT, then DPO, a LoRA adapter on a frozen base.
 
@@ -96,6 +100,7 @@ def train(
         eval_every=eval_every,
         log_every=log_every,
         seed=seed,
+        view=view,
     )
     scores = _base_scores(tables)
     trained = run_training(pools, out, settings, base_scores=scores)
@@ -143,6 +148,10 @@ def compare(
         list[Path] | None,
         typer.Option(help="Exported tables of the pools, for learned base scores."),
     ] = None,
+    view: Annotated[
+        Literal["evidence", "shuffled", "nothing", "raw"],
+        typer.Option(help="What is shown of the trials; nothing, raw: to selectors trained on it."),
+    ] = "evidence",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Give selectors of any tier the same decisive trials, and count what they would do."""
@@ -150,15 +159,22 @@ def compare(
 
     from selector_training.language import evaluate as measure
     from selector_training.pairs import read_examples
+    from splice.language import LanguageSelector
     from splice.report.display import aligned
+    from splice.selector import Selector
     from splice.selectors import open_selector
+
+    def opened(name: str) -> Selector:
+        if view in ("nothing", "raw"):
+            return LanguageSelector(name, view=view)
+        return open_selector(name)
 
     scores = _base_scores(tables)
     arms: tuple[Arm, ...] = ("edge",)
-    examples = read_examples(pools, splits=(split,), arms=arms, base_scores=scores)
+    examples = read_examples(pools, splits=(split,), arms=arms, base_scores=scores, view=view)
     rows = [["selector", "n", "accuracy", "log loss", "expected gain", "adopt", "fix", "harm"]]
     for name in selectors:
-        found = asyncio.run(measure(open_selector(name), examples))
+        found = asyncio.run(measure(opened(name), examples))
         if as_json:
             typer.echo(found.model_dump_json())
         rows.append(

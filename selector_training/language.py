@@ -47,6 +47,7 @@ from probes.pool import read_manifest
 from probes.records import Arm
 from selector_training.pairs import (
     OUTCOMES,
+    TrainedView,
     TrainingExample,
     balanced,
     preference_pairs,
@@ -71,7 +72,7 @@ from splice.language import (
     selector_messages,
 )
 from splice.learned import TrainingPool
-from splice.records import Likelihoods, Probability, Record, digest
+from splice.records import ChatMessage, Likelihoods, Probability, Record, digest
 from splice.selector import Selector, decide
 
 if TYPE_CHECKING:
@@ -121,6 +122,8 @@ class LanguageSettings(Record):
     log_every: Count = 10
     """Steps between two reports."""
     seed: int = 0
+    view: TrainedView = "evidence"
+    """What is shown of a trial; a selector of another view can be compared, and not used."""
 
 
 class StageResult(Record):
@@ -202,7 +205,11 @@ def train(
     out = Path(out)
     progress = progress if progress is not None else sys.stderr
     examples = read_examples(
-        pools, arms=settings.arms, base_scores=base_scores, descriptions=descriptions
+        pools,
+        arms=settings.arms,
+        base_scores=base_scores,
+        descriptions=descriptions,
+        view=settings.view,
     )
     for split in ("train", "validation"):
         if not any(example.split == split for example in examples):
@@ -244,7 +251,7 @@ def _run_record(
     n_train = sum(example.split == "train" for example in examples)
     return _Run(
         settings=settings,
-        prompt=prompt_digest(),
+        prompt=prompt_digest(settings.view),
         pools=tuple(
             _training_pool(Path(folder), [e for e in examples if e.pool == str(folder)])
             for folder in pools
@@ -353,11 +360,15 @@ def _row(tokenizer: Any, example: TrainingExample, place: int) -> dict[str, Any]
     for pair in preference_pairs(example):
         weights[pair.rejected] = pair.weight
     return {
-        "input_ids": encoded_prompt(tokenizer, selector_messages(example.case)),
+        "input_ids": encoded_prompt(tokenizer, _asked(example)),
         "label": OUTCOMES.index(example.outcome),
         "weights": list(weights.values()),
         "place": place,
     }
+
+
+def _asked(example: TrainingExample) -> tuple[ChatMessage, ...]:
+    return selector_messages(example.case, example.block)
 
 
 def _supervised(base: Any, settings: LanguageSettings, common: Mapping[str, Any]) -> Trainer:
@@ -696,12 +707,11 @@ async def evaluate(selector: Selector, examples: Sequence[TrainingExample]) -> E
     """
     if not examples:
         raise ValueError("no examples to measure a selector on")
-    cases = [example.case for example in examples]
     judged: Sequence[Likelihoods]
     if isinstance(selector, LanguageSelector):
-        judged = await selector.judge_many(cases)
+        judged = await selector.judge_prompts([_asked(example) for example in examples])
     else:
-        judged = await asyncio.gather(*map(selector.judge, cases))
+        judged = await asyncio.gather(*(selector.judge(example.case) for example in examples))
     n = len(examples)
     likelihoods = [
         (found.beneficial, found.neutral, found.harmful)[OUTCOMES.index(example.outcome)]

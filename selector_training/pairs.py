@@ -14,11 +14,13 @@ from functools import cache
 from importlib.resources import files
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from probes.pool import Damage, Shard, read_shards, shard_path
 from probes.records import Arm, BaseRecord, OutcomeClass, ProbeRecord
 from splice.errors import SettingsError, StoreError
+from splice.language import shortened
+from splice.prompts import one_line
 from splice.queries import Split
 from splice.records import Probability, Record, Trace
 from splice.selector import SelectorInput
@@ -26,6 +28,15 @@ from splice.store import read_store
 
 OUTCOMES: Final[tuple[OutcomeClass, ...]] = get_args(OutcomeClass)
 """Beneficial, neutral, harmful: the order of the labels A, B, C."""
+
+TrainedView: TypeAlias = Literal["evidence", "nothing", "raw"]
+"""What a selector is shown of a trial: its process evidence; nothing but the answers; or the message
+with the replies of the nodes that ran again, before and after."""
+
+View: TypeAlias = TrainedView | Literal["shuffled"]
+"""The same, or the evidence of another question's trial."""
+
+_SHUFFLE_SEED: Final = 0
 
 _DEFAULT_ARMS: Final[tuple[Arm, ...]] = ("edge", "placebo")
 _DEFAULT_SPLITS: Final[tuple[Split, ...]] = ("train", "validation")
@@ -47,6 +58,8 @@ class TrainingExample(Record):
     outcome: OutcomeClass
     delta: float
     """Score of the candidate answer less that of the base answer."""
+    block: str | None = None
+    """What is shown in place of the evidence; None: the evidence."""
 
     @property
     def weight(self) -> float:
@@ -118,6 +131,7 @@ def read_examples(
     arms: Collection[Arm] = _DEFAULT_ARMS,
     base_scores: Mapping[str, float] | None = None,
     descriptions: Mapping[str, str] | None = None,
+    view: View = "evidence",
     damage: list[Damage] | None = None,
 ) -> tuple[TrainingExample, ...]:
     """The decisive probes of pools.
@@ -131,6 +145,7 @@ def read_examples(
             Base runs of the same question by different models share an id, and so a score.
         descriptions: what a workflow does, by its name; None: those of the workflows that come with
             the library. A workflow that is not among them is described by its name.
+        view: what the examples show of their trials.
         damage: gets the lines that are no records; what refers to them is left out.
 
     Raises:
@@ -152,12 +167,52 @@ def read_examples(
                     )
             decisive = list(_decisive(shard, splits, arms))
             traces = _traces(Path(folder), shard, damage) if decisive else {}
-            found += [
-                _example(str(folder), base, probe, traces[base.trace], base_scores, texts)
-                for base, probe in decisive
-                if base.trace is not None and base.trace in traces
-            ]
+            for base, probe in decisive:
+                ran = traces.get(base.trace or "")
+                tried = traces.get(probe.trace or "")
+                if ran is None or (view == "raw" and tried is None):
+                    continue
+                example = _example(str(folder), base, probe, ran, base_scores, texts)
+                if view == "nothing":
+                    example = example.model_copy(update={"block": "(not shown)"})
+                elif view == "raw" and tried is not None:
+                    block = raw_block(probe, ran, tried)
+                    example = example.model_copy(update={"block": block})
+                found.append(example)
+    return _shuffled(found) if view == "shuffled" else tuple(found)
+
+
+def _shuffled(examples: Sequence[TrainingExample]) -> tuple[TrainingExample, ...]:
+    """The examples, each with the evidence of another question's trial of the same split.
+
+    Questions are put in a drawn order, and each takes from the next; format and length stay.
+    """
+    found = list(examples)
+    for split in dict.fromkeys(example.split for example in examples):
+        places: dict[str, list[int]] = {}
+        for place, example in enumerate(examples):
+            if example.split == split:
+                places.setdefault(example.group, []).append(place)
+        groups = sorted(places)
+        random.Random(_SHUFFLE_SEED).shuffle(groups)
+        for group, giver in zip(groups, groups[1:] + groups[:1], strict=True):
+            for place, given in zip(places[group], cycle(places[giver]), strict=False):
+                case = examples[place].case
+                evidence = examples[given].case.evidence
+                case = case.model_copy(update={"evidence": evidence})
+                found[place] = examples[place].model_copy(update={"case": case})
     return tuple(found)
+
+
+def raw_block(probe: ProbeRecord, base: Trace, trial: Trace) -> str:
+    """The message, and the replies of the nodes that ran again, before and after, each shortened."""
+    message = probe.message.text if probe.message is not None else None
+    lines = ["message to the receiver:", shortened(message)]
+    for node in probe.rerun:
+        for when, trace in (("before", base), ("after", trial)):
+            (run,) = (run for run in trace.node_runs if run.node == node)
+            lines += [f"reply of {one_line(node)} {when}:", shortened(run.output)]
+    return "\n".join(lines)
 
 
 def _decisive(

@@ -55,6 +55,9 @@ being short."""
 ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 ADAPTER_CONFIG: Final = "adapter_config.json"
 
+EVIDENCE_VIEW: Final = "evidence"
+"""What a selector is shown of a trial in use; any other view is for comparison."""
+
 _PICKLES: Final = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib"})
 _HEAD_CHARS: Final = 1400
 _TAIL_CHARS: Final = 600
@@ -67,21 +70,27 @@ _MOST_ALTERNATIVES: Final = 20
 # --- the prompt ------------------------------------------------------------------------------
 
 
-def selector_messages(case: SelectorInput) -> tuple[ChatMessage, ...]:
-    """What a language model is asked about a trial, in training as in use."""
+def selector_messages(case: SelectorInput, block: str | None = None) -> tuple[ChatMessage, ...]:
+    """What a language model is asked about a trial, in training as in use.
+
+    Args:
+        case: the trial.
+        block: what stands in place of the evidence, where another view is compared with it; None:
+            the evidence.
+    """
     prompt = render(
         "selector",
-        question=_shown(case.question),
+        question=shortened(case.question),
         workflow=one_line(case.workflow),
         base_score=f"{case.base_score:.2f}",
-        base_answer=_shown(case.base_answer),
-        candidate_answer=_shown(case.candidate_answer),
-        evidence=evidence_block(case.evidence),
+        base_answer=shortened(case.base_answer),
+        candidate_answer=shortened(case.candidate_answer),
+        evidence=evidence_block(case.evidence) if block is None else block,
     )
     return (ChatMessage(role="user", content=prompt),)
 
 
-def _shown(text: str | None) -> str:
+def shortened(text: str | None) -> str:
     """A text, quoted, without its middle if it is long."""
     if text is None:
         return "(there is none)"
@@ -93,8 +102,12 @@ def _shown(text: str | None) -> str:
 
 
 @cache
-def prompt_digest() -> str:
-    """Digest of the prompt of a made-up case: its wording, its cuts, the form of its evidence."""
+def prompt_digest(view: str = EVIDENCE_VIEW) -> str:
+    """Digest of the prompt of a made-up case: its wording, its cuts, the form of its evidence.
+
+    Args:
+        view: what stands where the evidence stands in use.
+    """
     values: dict[object, object] = {bool: True, int: 7}
     evidence = {
         name: values.get(field.annotation, place / 100)
@@ -108,7 +121,9 @@ def prompt_digest() -> str:
         candidate_answer="an\nanswer",
         evidence=Evidence.model_validate({**evidence, "survival": (0.5, 0.25)}),
     )
-    return digest("\0".join(f"{m.role}\0{m.content}" for m in selector_messages(case)))
+    other = () if view == EVIDENCE_VIEW else (view,)
+    asked = (f"{m.role}\0{m.content}" for m in selector_messages(case))
+    return digest("\0".join((*asked, *other)))
 
 
 def encoded_prompt(tokenizer: Any, messages: Sequence[ChatMessage]) -> list[int]:
@@ -249,7 +264,12 @@ class LanguageSelector:
     """
 
     def __init__(
-        self, folder: str | Path, *, base: str | Path | None = None, batch_size: int = 8
+        self,
+        folder: str | Path,
+        *,
+        base: str | Path | None = None,
+        batch_size: int = 8,
+        view: str = EVIDENCE_VIEW,
     ) -> None:
         """Load base and adapter, which takes seconds to minutes.
 
@@ -257,6 +277,8 @@ class LanguageSelector:
             folder: of the trained selector.
             base: name or folder of the base; None: the one that the adapter names.
             batch_size: most cases in one pass.
+            view: what it was trained on in place of the evidence, for comparison. `judge` shows
+                the evidence whatever it is; other views go through `judge_prompts`.
 
         Raises:
             SettingsError: the extra `train` is not installed.
@@ -265,7 +287,7 @@ class LanguageSelector:
         """
         require_extra()
         folder = Path(folder)
-        self.card = read_card(folder)
+        self.card = read_card(folder, view)
         named = _base_of_adapter(folder)
         tokenizer, model = load_base(str(base or named))
         from peft import PeftModel
@@ -287,12 +309,18 @@ class LanguageSelector:
 
     async def judge_many(self, cases: Sequence[SelectorInput]) -> tuple[Likelihoods, ...]:
         """Likelihoods of many cases, in their order; they do not depend on each other."""
-        return await asyncio.to_thread(self._judged, cases)
+        return await self.judge_prompts([selector_messages(case) for case in cases])
 
-    def _judged(self, cases: Sequence[SelectorInput]) -> tuple[Likelihoods, ...]:
+    async def judge_prompts(
+        self, asked: Sequence[tuple[ChatMessage, ...]]
+    ) -> tuple[Likelihoods, ...]:
+        """The same for what `selector_messages` gave."""
+        return await asyncio.to_thread(self._judged, asked)
+
+    def _judged(self, asked: Sequence[tuple[ChatMessage, ...]]) -> tuple[Likelihoods, ...]:
         import torch
 
-        prompts = [encoded_prompt(self._tokenizer, selector_messages(case)) for case in cases]
+        prompts = [encoded_prompt(self._tokenizer, messages) for messages in asked]
         # Prompts of like length share a batch, as padding is computed too.
         order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
         name = Path(self.card.base).name
@@ -311,7 +339,7 @@ class LanguageSelector:
                     found[place] = normalised(row, self.card.temperature).model_copy(
                         update={"calls": (call,)}
                     )
-        return tuple(found[place] for place in range(len(cases)))
+        return tuple(found[place] for place in range(len(asked)))
 
 
 def require_extra() -> None:
@@ -358,7 +386,7 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def read_card(folder: Path) -> SelectorCard:
+def read_card(folder: Path, view: str = EVIDENCE_VIEW) -> SelectorCard:
     """What is known about a trained selector, once its folder was found to be what it says.
 
     Raises:
@@ -380,10 +408,10 @@ def read_card(folder: Path) -> SelectorCard:
     except ValidationError as error:
         first = error.errors()[0]
         raise WeightsError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    if card.prompt != prompt_digest() or card.labels != LABELS:
+    if card.prompt != prompt_digest(view) or card.labels != LABELS:
         raise WeightsError(
             f"{folder} was trained on another prompt ({card.prompt[:12]}) than this version asks "
-            f"({prompt_digest()[:12]}); its likelihoods would mean nothing. Train it again, or use "
+            f"({prompt_digest(view)[:12]}); its likelihoods would mean nothing. Train it again, or use "
             "the version of the library that it was trained with"
         )
     if file_sha256(folder / ADAPTER_WEIGHTS) != card.adapter_sha256:

@@ -489,6 +489,19 @@ async def test_any_tier_can_be_measured(pool: Path) -> None:
         await evaluate(RuleSelector(), [])
 
 
+async def test_a_selector_of_another_view_is_compared_and_not_used(
+    base: Path, pool: Path, tmp_path: Path
+) -> None:
+    own = settings(base).model_copy(update={"view": "nothing"})
+    trained = train([pool], tmp_path, own, progress=io.StringIO())
+    with pytest.raises(WeightsError, match="trained on another prompt"):
+        LanguageSelector(trained.folder)
+    shown = read_examples([pool], splits=["validation"], view="nothing")
+    found = await evaluate(LanguageSelector(trained.folder, view="nothing"), shown)
+    best = min(trained.stages, key=lambda stage: stage.log_loss)
+    assert found.log_loss == pytest.approx(best.log_loss, abs=1e-4)
+
+
 # --- for others ------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from selector_training.pairs import (
     shipped_descriptions,
 )
 from splice.errors import SettingsError, StoreError
+from splice.language import selector_messages
 
 
 def example(outcome: OutcomeClass, delta: float, n: int = 0, **changes: object) -> TrainingExample:
@@ -153,6 +154,38 @@ def test_workflows_that_come_with_the_library_describe_themselves() -> None:
     found = shipped_descriptions()
     assert found["multihop-parallel"].startswith("Three researchers with private documents")
     assert {"toolbench", "chain", "gsm8k"} <= set(found)
+
+
+def test_shuffled_evidence_is_that_of_another_question_of_the_same_split(pool: Path) -> None:
+    whole = read_examples([pool])
+    shuffled = read_examples([pool], view="shuffled")
+    for real, given in zip(whole, shuffled, strict=True):
+        assert given.case.model_copy(update={"evidence": real.case.evidence}) == real.case
+        assert (given.probe, given.outcome, given.block) == (real.probe, real.outcome, None)
+        others = [
+            other.case.evidence
+            for other in whole
+            if other.split == given.split and other.group != given.group
+        ]
+        assert given.case.evidence in others
+    assert [e.case.evidence for e in shuffled] != [e.case.evidence for e in whole]
+    assert read_examples([pool], view="shuffled") == shuffled
+
+
+def test_other_views_take_the_place_of_the_evidence(pool: Path) -> None:
+    probes = records(pool)[1]
+    for found in read_examples([pool], view="raw"):
+        (asked,) = selector_messages(found.case, found.block)
+        message = probes[found.probe].message
+        assert message is not None
+        assert f"> {message.text.splitlines()[0]}" in asked.content
+        for node in probes[found.probe].rerun:
+            assert f"reply of {node} before:\n> " in asked.content
+            assert f"reply of {node} after:\n> " in asked.content
+        assert "movement: receiver" not in asked.content
+    for found in read_examples([pool], view="nothing"):
+        (asked,) = selector_messages(found.case, found.block)
+        assert "measured on both runs:\n(not shown)\n" in asked.content
 
 
 def test_what_a_damaged_line_takes_with_it_is_left_out_and_the_line_is_named(
