@@ -34,6 +34,23 @@ app = typer.Typer(
 
 PoolPath = Annotated[Path, typer.Argument(metavar="POOL", help="Folder of the pool.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+WorkloadName = Annotated[
+    str,
+    typer.Argument(
+        help="A registered workload, module:function of a loader of your own, or a workflow as a "
+        "TOML file."
+    ),
+]
+DataPath = Annotated[
+    Path | None, typer.Option(help="The workload's data; with a workflow, its queries as JSONL.")
+]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--option", "-o", metavar="NAME=VALUE", help="Setting of the workload."),
+]
+CodePath = Annotated[
+    Path | None, typer.Option(help="A Python file with the functions of the workflow.")
+]
 
 _SAMPLE = 3
 """Questions that an estimate is judged by, at least."""
@@ -41,29 +58,15 @@ _SAMPLE = 3
 
 @app.command()
 def generate(
-    workload: Annotated[
-        str,
-        typer.Argument(
-            help="A registered workload, module:function of a loader of your own, or a workflow "
-            "as a TOML file."
-        ),
-    ],
+    workload: WorkloadName,
     out: Annotated[Path, typer.Option("--out", help="Folder of the pool; begun or gone on with.")],
-    data: Annotated[
-        Path | None,
-        typer.Option(help="The workload's data; with a workflow, its queries as JSONL."),
-    ] = None,
+    data: DataPath = None,
     split: Annotated[
         list[str] | None,
         typer.Option(help="Part of the questions: train, validation, test. Default: train."),
     ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--option", "-o", metavar="NAME=VALUE", help="Setting of the workload."),
-    ] = None,
-    code: Annotated[
-        Path | None, typer.Option(help="A Python file with the functions of the workflow.")
-    ] = None,
+    option: Options = None,
+    code: CodePath = None,
     edges: Annotated[int, typer.Option(min=1, help="Edges tried for each question.")] = 2,
     controls: Annotated[
         float,
@@ -252,6 +255,44 @@ def merge(
         f"{counts.n_questions:,} questions and {counts.n_probes:,} probes of {len(pools)} pools are "
         f"in {out}"
     )
+
+
+@app.command()
+def refresh(
+    pool: PoolPath,
+    workload: WorkloadName,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the new pool.")],
+    data: DataPath = None,
+    option: Options = None,
+    code: CodePath = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compute diagnoses, features and evidence of a pool again, with those of this version.
+
+    They follow from workflow and traces, so no model is asked. Workload, data and options are those
+    that the pool was generated with.
+    """
+    from probes.pool import read_manifest
+    from probes.refresh import refresh as run_refresh
+
+    splits = [str(split) for split in read_manifest(pool).splits]
+    found = run_refresh(_workloads(workload, data, splits, option or [], code), pool, out)
+    if as_json:
+        typer.echo(found.model_dump_json(exclude={"manifest": {"splits", "files", "parts"}}))
+        return
+    for damage in found.damage:
+        _say(f"note: {damage.file}:{damage.line}: {damage.reason}; left out", err=True)
+    if found.n_left_out:
+        _say(f"note: {found.n_left_out:,} records have no trace any more; left out", err=True)
+    if found.n_changed:
+        _say(
+            f"note: {found.n_changed:,} base runs are of another version of the workflow; their "
+            "numbers are computed on today's roles and tasks",
+            err=True,
+        )
+    counts = found.manifest.counts
+    assert counts is not None
+    _say(f"{counts.n_questions:,} questions and {counts.n_probes:,} probes are in {out}")
 
 
 @app.command()

@@ -10,11 +10,8 @@ than one pool is kept once, where most of its probes are.
 from __future__ import annotations
 
 import itertools
-import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
 from probes.plan import ProbeSettings
@@ -25,12 +22,10 @@ from probes.pool import (
     read_manifest,
     read_shards,
     shard_path,
-    summarised,
-    write_manifest,
 )
 from probes.records import BaseRecord, ProbeRecord
-from splice.errors import SettingsError, StoreError
-from splice.files import write_whole
+from probes.rewriting import new_pool, require_empty, write_shard
+from splice.errors import SettingsError
 from splice.queries import Split
 from splice.records import Record, digest
 
@@ -100,36 +95,16 @@ def merge(folders: Sequence[str | Path], out: str | Path) -> Merged:
     sources, out = [Path(folder) for folder in folders], Path(out)
     if not sources:
         raise SettingsError("name at least one pool")
-    _require_empty(out)
+    require_empty(out)
     parts = [part for folder in sources for part in _parts(folder, read_manifest(folder))]
     _require_comparable(parts)
     damage: list[Damage] = []
     index = _Index()
     for folder in sources:
         index.add(folder, damage)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
-            # Inside of the scratch folder, which nobody else may read, unlike any other pool.
-            new = Path(scratch) / "pool"
-            new.mkdir()
-            write_manifest(new, _combined(parts))
-            _write_shards(sources, index, new)
-            manifest = summarised(new, read_manifest(new))
-            write_manifest(new, manifest)
-            os.replace(new, out)
-    except OSError as error:
-        raise StoreError(f"{error.filename or out}: {error.strerror}") from error
-    return Merged(manifest=manifest, n_repeated=index.n_repeated, damage=tuple(damage))
-
-
-def _require_empty(out: Path) -> None:
-    try:
-        is_taken = out.exists() and any(out.iterdir())
-    except OSError as error:
-        raise StoreError(f"{out}: {error.strerror}") from None
-    if is_taken:
-        raise SettingsError(f"{out} is not empty; merge into a folder of its own")
+    with new_pool(out, _combined(parts)) as new:
+        _write_shards(sources, index, new)
+    return Merged(manifest=read_manifest(out), n_repeated=index.n_repeated, damage=tuple(damage))
 
 
 def _parts(folder: Path, manifest: Manifest) -> Iterator[_Part]:
@@ -286,16 +261,8 @@ def _write_shards(sources: Sequence[Path], index: _Index, new: Path) -> None:
             bases, probes = index.taken(folder, shard)
             if not bases:
                 continue
-            number = next(numbers)
-            _write_records(shard_path(new, "bases", number), bases)
-            _write_records(shard_path(new, "probes", number), probes)
             traces = shard_path(folder, "traces", shard.number)
-            if traces.exists():
-                shutil.copyfile(traces, shard_path(new, "traces", number))
-
-
-def _write_records(path: Path, records: Sequence[BaseRecord] | Sequence[ProbeRecord]) -> None:
-    write_whole(path, "".join(f"{record.model_dump_json()}\n" for record in records))
+            write_shard(new, next(numbers), bases, probes, traces)
 
 
 def _combined(parts: Sequence[_Part]) -> Manifest:

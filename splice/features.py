@@ -16,7 +16,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from splice.abstention import is_declining
 from splice.material import delivered, emitted, material, readable, told
 from splice.records import CandidateEdge, Diagnosis, Evidence, NodeId, NodeRun, Trace
-from splice.text import contains, is_refusal, items, norm, token_f1, words
+from splice.text import contains, is_refusal, items, norm, numbers, token_f1, tokens, words
 from splice.workflow import Agent, Workflow
 
 Unit: TypeAlias = Literal[
@@ -65,6 +65,12 @@ QUERY_FEATURES: Final = (
     _number("a_words", "words", "Words of the base answer; 0 if it declines or is missing."),
     _yes("a_declines", "The base answer declines or is missing."),
     _share_of("q_in_a", "Share of the question's entities and numbers that the answer repeats."),
+    _yes("a_yes_no", "The base answer begins with yes or no."),
+    _number("a_numbers", "items", "Numbers in the base answer."),
+    _share_of("a_told", "Share of the answer's tokens that the other nodes emitted."),
+    _share_of("a_read", "Share of the answer's tokens that the other nodes could read."),
+    _number("n_telling", "nodes", "Other nodes whose output contains the answer."),
+    _number("said_words", "words", "Words that the other nodes emitted."),
     _share_of("a_in_out", "Token F1 of the answer and the whole output of the output node."),
     _number("n_declining", "nodes", "Nodes that declined."),
     _number("n_failed", "nodes", "Nodes that delivered nothing: failed, skipped or withheld."),
@@ -76,7 +82,7 @@ QUERY_FEATURES: Final = (
     _share_of("best_edge", "Highest score that the hand-set weights give to an edge."),
     _number("n_edges", "edges", "Candidate edges that may be tried."),
 )
-"""Features of a query after its base run."""
+"""Features of a query after its base run. The other nodes are all but the output node."""
 
 EDGE_FEATURES: Final = (
     _number("dist_t", "edges", "Edges on the shortest path from the receiver to the output node."),
@@ -222,9 +228,9 @@ def query_features(workflow: Workflow, trace: Trace, diagnosis: Diagnosis) -> di
     """
     runs = trace.by_node
     last = emitted(runs[workflow.output])
-    said = frozenset().union(
-        *(words(emitted(run)) for run in trace.node_runs if run.node != workflow.output)
-    )
+    others = [run for run in trace.node_runs if run.node != workflow.output]
+    outputs = [emitted(run) for run in others]
+    said = frozenset().union(*map(words, outputs))
     asked = items(trace.query.text)
     answer = "" if is_declining(trace.answer) else trace.answer or ""
     declining = {run.node for run in trace.node_runs if declines(run)}
@@ -236,6 +242,12 @@ def query_features(workflow: Workflow, trace: Trace, diagnosis: Diagnosis) -> di
         "a_words": float(len(answer.split())),
         "a_declines": float(not answer),
         "q_in_a": _share(asked, answer),
+        "a_yes_no": float(tokens(answer)[:1] in (["yes"], ["no"])),
+        "a_numbers": float(len(numbers(answer))),
+        "a_told": _told_share(answer, outputs),
+        "a_read": _told_share(answer, [readable(workflow, trace, run.node) for run in others]),
+        "n_telling": float(sum(bool(answer) and contains(text, answer) for text in outputs)),
+        "said_words": float(sum(len(text.split()) for text in outputs)),
         "a_in_out": token_f1(answer, last),
         "n_declining": float(len(declining)),
         "n_failed": float(
@@ -251,10 +263,18 @@ def query_features(workflow: Workflow, trace: Trace, diagnosis: Diagnosis) -> di
     }
 
 
+def _told_share(answer: str, texts: Collection[str]) -> float:
+    """Share of the distinct tokens of an answer that stand in any of some texts."""
+    wanted = set(tokens(answer))
+    held = set[str]().union(*map(tokens, texts))
+    return len(wanted & held) / max(1, len(wanted))
+
+
 def _agreement(workflow: Workflow, trace: Trace) -> float:
     """Mean token F1 of what nodes with a common successor emitted."""
     pairs = {pair for run in trace.node_runs for pair in itertools.combinations(run.expected, 2)}
-    found = [token_f1(*(emitted(trace.by_node[node]) for node in pair)) for pair in pairs]
+    # In one order, as sums of floats depend on it.
+    found = [token_f1(*(emitted(trace.by_node[node]) for node in pair)) for pair in sorted(pairs)]
     return sum(found) / max(1, len(found))
 
 

@@ -141,18 +141,23 @@ async def resample(
         memo=recorded,
         stage="trial",
     )
-    nothing = SpliceMessage(
-        source=edge.source,
-        receiver=edge.receiver,
-        key=MessageLine(text="", spans=()),
-        writer="extractive",
-    )
+    nothing = no_message(edge)
     receipt = tuple(
         line if line.action == "reused" else line.model_copy(update={"reason": "resampled"})
         for line in _receipt(base, trace, nothing)
     )
     return Trial(
         message=nothing, trace=trace, receipt=receipt, stop_reason=_new_failure(base, trace)
+    )
+
+
+def no_message(edge: CandidateEdge) -> SpliceMessage:
+    """The empty message of a trial that delivers nothing."""
+    return SpliceMessage(
+        source=edge.source,
+        receiver=edge.receiver,
+        key=MessageLine(text="", spans=()),
+        writer="extractive",
     )
 
 

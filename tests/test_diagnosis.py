@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, get_type_hints
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -533,8 +534,31 @@ def test_features_of_a_query_are_read_off_the_base_run() -> None:
     assert (found["n_declining"], found["n_failed"], found["n_truncated"]) == (1, 0, 0)
     assert found["tool_errors"] == 0.5
     assert found["survive"] == 1.0
+    # from, lisbon, unknown, stop, perhaps, doha: of these the other nodes emitted four.
+    assert (found["a_told"], found["a_read"]) == (4 / 6, 4 / 6)
+    assert (found["a_yes_no"], found["a_numbers"], found["n_telling"]) == (0, 0, 0)
+    assert found["said_words"] == 6
     assert found["n_edges"] == 1
     assert found["best_edge"] == diagnose(workflow, trace).edges[0].p_decisive
+
+
+@pytest.mark.parametrize(
+    ("answer", "yes_no", "numbers", "told", "read", "telling"),
+    [
+        ("Doha", 0.0, 0, 1.0, 0.0, 1),
+        ("Yes, in 1994.", 1.0, 1, 0.0, 2 / 3, 0),
+        ("No", 1.0, 0, 0.0, 0.0, 0),
+        ("I don't know.", 0.0, 0, 0.0, 0.0, 0),
+    ],
+)
+def test_features_of_an_answer_say_what_it_is_and_who_knew_it(
+    answer: str, yes_no: float, numbers: int, told: float, read: float, telling: int
+) -> None:
+    workflow = flow(agent("routes", "What is open in 1994?"), agent("desk"), edges="routes>desk")
+    trace = traced(workflow, {"routes": "The stop is Doha.", "desk": answer})
+    found = query_features(workflow, trace, diagnose(workflow, trace))
+    assert (found["a_yes_no"], found["a_numbers"]) == (yes_no, numbers)
+    assert (found["a_told"], found["a_read"], found["n_telling"]) == (told, read, telling)
 
 
 @given(runs())
@@ -542,7 +566,9 @@ def test_features_of_a_query_are_read_off_the_base_run() -> None:
 def test_features_of_a_query_are_finite_and_shares_are_shares(run: tuple[Workflow, Trace]) -> None:
     workflow, trace = run
     found = query_features(workflow, trace, diagnose(workflow, trace))
-    counts = {"q_words", "q_items", "a_words", "n_declining", "n_failed", "n_truncated", "n_edges"}
+    counts = {
+        feature.name for feature in QUERY_FEATURES if feature.unit not in ("share", "yes or no")
+    }
     assert counts < found.keys()
     assert all(value >= 0 and value == int(value) for value in map(found.get, counts))
     assert all(0 <= value <= 1 for name, value in found.items() if name not in counts)
