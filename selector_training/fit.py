@@ -255,7 +255,8 @@ def _out_of_fold_scores(train: Tables, settings: FitSettings) -> dict[tuple[str,
 def _thresholds(base_scores: Sequence[float]) -> dict[str, float]:
     """By budget, the headroom that this share of the training runs reaches or exceeds."""
     headroom = 1.0 - np.array(base_scores)
-    return {f"{budget:.1f}": float(np.quantile(headroom, 1 - budget)) for budget in BUDGETS}
+    reached = _rounded(np.quantile(headroom, [1 - budget for budget in BUDGETS]))
+    return {f"{budget:.1f}": least for budget, least in zip(BUDGETS, reached, strict=True)}
 
 
 def _packages() -> dict[str, str]:
@@ -277,8 +278,7 @@ class _ScoreFit(NamedTuple):
 
     def predicted(self) -> list[float]:
         """Out-of-fold predictions, calibrated."""
-        found: list[float] = expit(self.part.slope * self.sums + self.part.intercept).tolist()
-        return found
+        return _rounded(expit(self.part.slope * self.sums + self.part.intercept))
 
 
 class _OutcomeFit(NamedTuple):
@@ -374,7 +374,7 @@ def _constant_score(name: PartName, data: _Data) -> _ScoreFit:
     shape = TreeShape(num_leaves=2, min_data_in_leaf=n, lambda_l2=0.0)
     text = _trained(data, np.ones(n, bool), shape, 1)
     mean = float(_platt_targets(data.labels).mean())
-    part = ScorePart(**_facts(name, data, text), slope=0.0, intercept=float(logit(mean)))
+    part = ScorePart(**_facts(name, data, text), slope=0.0, intercept=round(float(logit(mean)), 6))
     loss = _constant_loss(data.labels)
     choice = Choice(data.n_questions, n, None, 1, loss, loss)
     return _ScoreFit(part, text, np.zeros(n), choice)
@@ -598,8 +598,13 @@ def _platt(sums: Floats, labels: Floats) -> tuple[float, float]:
     found = minimize(
         loss, np.array([1.0, 0.0]), jac=True, method="L-BFGS-B", bounds=[(0.0, None), (None, None)]
     )
-    slope, intercept = found.x.tolist()
+    slope, intercept = _rounded(found.x)
     return slope, intercept
+
+
+def _rounded(values: Floats) -> list[float]:
+    """Values to six decimals: the last digits of sums and minima differ from machine to machine."""
+    return [round(value, 6) for value in values.tolist()]
 
 
 _TEMPERATURES: Final = (0.25, 4.0)
@@ -613,7 +618,8 @@ def _temperature(sums: Floats, labels: Floats) -> float:
         bounds=tuple(map(math.log, _TEMPERATURES)),
         method="bounded",
     )
-    return math.exp(float(found.x))
+    (temperature,) = _rounded(np.exp([float(found.x)]))
+    return temperature
 
 
 # --- the folder ------------------------------------------------------------------------------
