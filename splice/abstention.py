@@ -26,7 +26,7 @@ MAX_RATIONALE_WORDS = 40
 MAX_RATIONALE_CHARS = 400
 """Ten characters a word: a word may be a megabyte, and not every script puts spaces."""
 
-SOLVABLE = "Solvable"
+SOLVABLE: Literal["Solvable"] = "Solvable"
 """What a reply in the form of `reply_schema` says in place of a category if it has an output."""
 
 _KEYS = ("Response", "Reasoning")

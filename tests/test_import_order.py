@@ -48,6 +48,7 @@ ORDER = (
     "selectors",
     "line",
     "report",
+    "ears",
     "api",
     "code",
     "queries",
