@@ -269,7 +269,7 @@ def _name(probe: ProbeRow) -> _Name:
 
 def _scores_by_ranker(fitted: Fitted, probed: Sequence[ProbeRow]) -> dict[str, dict[_Name, float]]:
     """By ranker: the score of each probed edge, the best the highest."""
-    rows = [{**probe.base.features, **probe.features} for probe in probed]
+    rows = [probe.edge_features for probe in probed]
     found: dict[str, dict[_Name, float]] = {}
     for ranker, part in _BY_PART.items():
         trees = fitted.trees(part)

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast, ge
 from probes.pool import Manifest, read_manifest
 from probes.records import Arm, OutcomeClass
 from splice.errors import DataError, SettingsError
-from splice.features import EDGE_FEATURES, EVIDENCE_FEATURES, QUERY_FEATURES
+from splice.features import BY_HAND, EDGE_FEATURES, EVIDENCE_FEATURES, QUERY_FEATURES
 from splice.files import read_text
 from splice.learned import TrainingPool
 from splice.queries import Split
@@ -89,6 +89,11 @@ class ProbeRow(NamedTuple):
     trial: TrialFacts | None
     """None unless the probe is done."""
 
+    @property
+    def edge_features(self) -> dict[str, float]:
+        """A value for each of `EDGE_FEATURES` and `QUERY_FEATURES`, and for `BY_HAND`."""
+        return {**self.base.features, **self.features, BY_HAND.name: self.p_decisive}
+
 
 class Tables(NamedTuple):
     """The rows of one or several pools."""
@@ -124,8 +129,8 @@ class LabelledEdge(NamedTuple):
 
     @property
     def features(self) -> dict[str, float]:
-        """A value for each of `EDGE_FEATURES` and `QUERY_FEATURES`."""
-        return {**self.probe.base.features, **self.probe.features}
+        """A value for each of `EDGE_FEATURES` and `QUERY_FEATURES`, and for `BY_HAND`."""
+        return self.probe.edge_features
 
 
 def labelled_edges(tables: Tables) -> list[LabelledEdge]:

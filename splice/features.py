@@ -118,6 +118,12 @@ EDGE_FEATURES: Final = (
 )
 """Features of an edge before a trial."""
 
+BY_HAND: Final = _share_of(
+    "by_hand", "Chance that the trial changes the answer, by the hand-set weights."
+)
+"""What learned parts may add to: with few pools to learn from it puts true gap edges first more
+often than they do."""
+
 
 EVIDENCE_FEATURES: Final = (
     _share_of("move_w", "How far the receiver's words moved: 1 - Jaccard index.", "trial"),

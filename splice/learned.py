@@ -23,6 +23,7 @@ from pydantic import Field, StringConstraints, ValidationError
 from splice.diagnosis import WEIGHTS, diagnose, find_gap, rank_edges
 from splice.errors import WeightsError
 from splice.features import (
+    BY_HAND,
     CASE_FEATURES,
     EDGE_FEATURES,
     QUERY_FEATURES,
@@ -31,7 +32,7 @@ from splice.features import (
     query_features,
 )
 from splice.files import read_text
-from splice.records import Diagnosis, Gap, Likelihoods, Record, Trace
+from splice.records import Diagnosis, EdgeScore, Gap, Likelihoods, Record, Trace
 from splice.selector import SelectorInput, normalised
 from splice.workflow import Workflow
 
@@ -43,8 +44,8 @@ PartName: TypeAlias = Literal["headroom", "decisive", "beneficial", "selector"]
 
 PART_FEATURES: Final[Mapping[PartName, tuple[Feature, ...]]] = {
     "headroom": QUERY_FEATURES,
-    "decisive": (*EDGE_FEATURES, *QUERY_FEATURES),
-    "beneficial": (*EDGE_FEATURES, *QUERY_FEATURES),
+    "decisive": (*EDGE_FEATURES, BY_HAND, *QUERY_FEATURES),
+    "beneficial": (*EDGE_FEATURES, BY_HAND, *QUERY_FEATURES),
     "selector": CASE_FEATURES,
 }
 """What each part may look at; which of these it does look at, its card says."""
@@ -141,7 +142,7 @@ class Learned:
             (base_score,) = headroom.probabilities([query])
             outside += headroom.outside([query])
         edges = found.edges
-        rows = [{**query, **scored.features} for scored in edges]
+        rows = [_edge_row(query, scored) for scored in edges]
         for part, field in _FIELD.items():
             if edges and (trees := self._trees.get(part)) is not None:
                 chances = trees.probabilities(rows)
@@ -162,9 +163,11 @@ class Learned:
         self, workflow: Workflow, trace: Trace, found: Diagnosis
     ) -> tuple[tuple[Contribution, ...], list[tuple[Contribution, ...]]]:
         """What moved the base score and the rank of each edge of `found`, which `diagnose` made."""
-        query = query_features(workflow, trace, diagnose(workflow, trace))
+        by_hand = diagnose(workflow, trace)
+        query = query_features(workflow, trace, by_hand)
         headroom, ranker = self._trees.get("headroom"), self._trees.get(self._rank_by)
-        rows = [{**query, **scored.features} for scored in found.edges]
+        scored_by_hand = {scored.edge.ends: scored for scored in by_hand.edges}
+        rows = [_edge_row(query, scored_by_hand[scored.edge.ends]) for scored in found.edges]
         return (
             headroom.contributions([query])[0] if headroom else (),
             ranker.contributions(rows) if ranker and rows else _by_hand(found),
@@ -175,6 +178,11 @@ class Learned:
         """The selector; None if the folder holds none."""
         trees = self._trees.get("selector")
         return None if trees is None else EvidenceSelector(trees)
+
+
+def _edge_row(query: Mapping[str, float], scored: EdgeScore) -> dict[str, float]:
+    """What the trees of an edge look at; `scored` by the hand-set weights."""
+    return {**query, **scored.features, BY_HAND.name: scored.p_decisive}
 
 
 _FIELD: Final[Mapping[PartName, Literal["p_decisive", "p_beneficial"]]] = {

@@ -211,7 +211,7 @@ def test_a_planted_edge_is_found(fitted: Fitted, part: str) -> None:
     trees = fitted.trees(part)  # type: ignore[arg-type]
     assert trees is not None
     rows = planted(80).probes
-    chances = trees.probabilities([{**row.base.features, **row.features} for row in rows])
+    chances = trees.probabilities([row.edge_features for row in rows])
     bridged = [c for c, row in zip(chances, rows, strict=True) if row.features["bridge"]]
     other = [c for c, row in zip(chances, rows, strict=True) if not row.features["bridge"]]
     assert min(bridged) > max(other)
@@ -231,7 +231,7 @@ def test_nothing_is_learned_from_noise() -> None:
     trees = found.trees("decisive")
     assert trees is not None
     rows = planted(80, is_noise=True).probes
-    chances = trees.probabilities([{**row.base.features, **row.features} for row in rows])
+    chances = trees.probabilities([row.edge_features for row in rows])
     assert max(chances) - min(chances) < 0.3
 
 
