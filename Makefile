@@ -6,13 +6,14 @@ DEMO ?= demo
 # On two idle cores two threads are twice as fast; beside any other load one thread is faster.
 THREADS ?= 2
 
-.PHONY: help demo test live bench format lint types tests wheel clean
+.PHONY: help demo test live bench shipped format lint types tests wheel clean
 
 help:
 	@echo "make demo    run the sample on the embedded model, from nothing"
 	@echo "make test    format check, lint, types, tests, wheel check"
 	@echo "make live    tests on the real embedded model (fetches 98 MB)"
 	@echo "make bench   speed beside other engines"
+	@echo "make shipped fit the learned parts of the package again"
 
 .venv/pyvenv.cfg:
 	$(PYTHON) -m venv .venv
@@ -56,6 +57,9 @@ live: .venv/.dev
 bench: .venv/.dev
 	$(BIN)/python -m pip install --quiet -r benchmarks/requirements.txt
 	$(BIN)/python -m benchmarks --markdown
+
+shipped: .venv/.dev
+	$(BIN)/splice selector fit selector_training/pools/multihop selector_training/pools/plancraft --out splice/shipped
 
 clean:
 	rm -rf .venv build dist $(DEMO) .mypy_cache .ruff_cache .pytest_cache .hypothesis

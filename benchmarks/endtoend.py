@@ -102,7 +102,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, default=60, help="questions of each run")
     parser.add_argument("--budget", type=float, nargs="+", default=[0.3, 0.5, 1.0])
     parser.add_argument("--policies", help="separated by commas; default: all of a comparison")
-    parser.add_argument("--parts", type=Path, help="learned parts; default: hand-set scores")
+    parser.add_argument(
+        "--parts",
+        type=Path,
+        help="learned parts; `shipped`: those of the package; default: hand-set scores",
+    )
     parser.add_argument("--admit-by", default="headroom")
     parser.add_argument("--model", default=None)
     parser.add_argument("--threads", type=int, default=2)

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 from selector_training.counting import by_question, gain
 from selector_training.fit import Fitted
 from selector_training.tables import LabelledEdge
+from splice.learned import edge_rank
 from splice.records import Record
 from splice.statistics import Gain
 
@@ -90,12 +91,17 @@ def _orders(fitted: Fitted, edges: Sequence[LabelledEdge]) -> Mapping[str, tuple
         headroom = {place: 1 - score for place, score in enumerate(scores)}
     if (trees := fitted.trees("decisive")) is not None:
         decisive = dict(enumerate(trees.probabilities(rows)))
-        orders["learned headroom"] = (decisive, _sum(headroom, decisive))
-        orders["learned headroom x decisive"] = (decisive, _product(headroom, decisive))
+        ranked = _ranked(decisive, by_hand)
+        orders["learned headroom"] = (ranked, _sum(headroom, decisive))
+        orders["learned headroom x decisive"] = (ranked, _product(headroom, decisive))
     if (trees := fitted.trees("beneficial")) is not None:
         beneficial = dict(enumerate(trees.probabilities(rows)))
-        orders["learned promise"] = (beneficial, beneficial)
+        orders["learned promise"] = (_ranked(beneficial, by_hand), beneficial)
     return orders
+
+
+def _ranked(learned: _Scores, by_hand: _Scores) -> _Scores:
+    return {place: edge_rank(chance, by_hand[place]) for place, chance in learned.items()}
 
 
 _TIE: Final = 1e-3

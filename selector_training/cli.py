@@ -50,7 +50,11 @@ def fit(
     _say(text)
     for name in ("decisive", "beneficial", "selector"):
         if name not in fitted.texts:
-            _say(f"note: too few training questions for the part {name!r}", err=True)
+            _say(
+                f"note: no part {name!r}: too few training questions, or no better than a constant "
+                "out of fold",
+                err=True,
+            )
     _say(f"wrote the parts {', '.join(fitted.texts)} into {out}", err=True)
 
 

@@ -29,7 +29,7 @@ from selector_training.tables import (
     labelled_edges,
 )
 from splice.features import ATTRIBUTION
-from splice.learned import PartName, Trees
+from splice.learned import PartName, Trees, edge_rank
 from splice.queries import Split
 from splice.records import Probability, Record
 from splice.report.display import WIDTH, aligned, counted, wrap
@@ -275,7 +275,10 @@ def _scores_by_ranker(fitted: Fitted, probed: Sequence[ProbeRow]) -> dict[str, d
         trees = fitted.trees(part)
         if trees is not None and rows:
             chances = trees.probabilities(rows)
-            found[ranker] = dict(zip(map(_name, probed), chances, strict=True))
+            found[ranker] = {
+                _name(probe): edge_rank(chance, probe.p_decisive)
+                for probe, chance in zip(probed, chances, strict=True)
+            }
     for ranker, score in _BY_FEATURE.items():
         found[ranker] = {_name(probe): score(probe) for probe in probed}
     return found

@@ -92,7 +92,8 @@ class FitSettings(Record):
     n_folds: Annotated[int, Field(ge=2)] = 5
     min_questions: Annotated[int, Field(ge=2)] = 50
     """With fewer questions to learn from, the base score is the mean of training and the other
-    parts are left out, so that the hand-set weights and rules stay in their place (method 2.3)."""
+    parts are left out, so that the hand-set weights and rules stay in their place (method 2.3). So it
+    is with a part that is no better than a constant out of fold."""
     grid: Annotated[tuple[TreeShape, ...], Field(min_length=1)] = GRID
     n_jobs: int = 1
     """Threads; the result is the same."""
@@ -110,6 +111,11 @@ class Choice(NamedTuple):
     """Out-of-fold log loss on training rows, after calibration, in nats."""
     constant_loss: float
     """Log loss of always predicting the mean of training."""
+
+    @property
+    def is_useful(self) -> bool:
+        """Better than the mean out of fold; a part that is not has learned nothing."""
+        return self.shape is None or self.loss < self.constant_loss
 
 
 class Fitted(NamedTuple):
@@ -173,7 +179,9 @@ def fit(tables: Tables, settings: FitSettings) -> Fitted:
         ),
         "selector": _selector(train, base_scores, settings, without=()),
     }
-    parts = {name: part for name, part in found.items() if part is not None}
+    parts = {
+        name: part for name, part in found.items() if part is not None and part.choice.is_useful
+    }
     cards: dict[str, Any] = {name: part.part for name, part in parts.items()}
     card = Card(
         **cards,
@@ -300,9 +308,11 @@ def _headroom(train: Tables, settings: FitSettings) -> _ScoreFit:
         [base.score for base in train.bases],
         [base.question for base in train.bases],
     )
-    if data.n_questions < settings.min_questions:
-        return _constant_score("headroom", data)
-    return _score_part("headroom", data, settings)
+    if data.n_questions >= settings.min_questions:
+        found = _score_part("headroom", data, settings)
+        if found.choice.is_useful:
+            return found
+    return _constant_score("headroom", data)
 
 
 def _edge_part(
@@ -695,16 +705,15 @@ def model_card(fitted: Fitted, validation: str) -> str:
         "",
         "- On other workflows, workloads or agents than those above: the trees have seen no other. "
         "A diagnosis and a decision name the features that lie outside of their range in training.",
-        "- Where a part is no better than a constant in the table above: it has learned nothing.",
         "- As proof that a message helps: edges were drawn at random for training, and a change "
         "of the answer can be chance. The controls of the pool say how often.",
         *(
-            f"- {_code(name)} predicts the mean of training: too few questions."
+            f"- {_code(name)} predicts the mean of training: too few questions to do better."
             for name in constant
         ),
         *(
-            f"- There is no part {_code(name)}: too few questions. Hand-set weights or rules are "
-            "used in its place."
+            f"- There is no part {_code(name)}: too few questions to learn from, or to do better "
+            "than a constant out of fold. Hand-set weights or rules are used in its place."
             for name in missing
         ),
         "",

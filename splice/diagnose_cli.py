@@ -10,7 +10,6 @@ import typer
 from splice.errors import StoreError
 
 if TYPE_CHECKING:
-    from splice.learned import Learned
     from splice.records import Trace
     from splice.workflow import Workflow
 
@@ -23,7 +22,11 @@ def diagnose(
         Path | None, typer.Option(help="A Python file with the workflow's functions and tools.")
     ] = None,
     parts: Annotated[
-        Path | None, typer.Option(help="Folder of learned parts; default: the hand-set scores.")
+        Path | None,
+        typer.Option(
+            help="Folder of learned parts, or `shipped` for those that come with the package; "
+            "default: hand-set scores and the documented rules."
+        ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Edges to show of each query.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
@@ -35,11 +38,12 @@ def diagnose(
     from splice.code import load_code
     from splice.learned import explain
     from splice.report.diagnosis import explanation_text
+    from splice.selectors import open_parts
     from splice.workflow import load_workflow
 
     functions, tools = load_code(code) if code is not None else ({}, ())
     loaded = load_workflow(workflow, functions=functions, tools=tools)
-    learned = _learned(parts)
+    learned = open_parts(parts)
     for trace in _base_runs(store, loaded, query):
         explained = explain(loaded, trace, learned)
         if as_json:
@@ -75,11 +79,3 @@ def _base_runs(path: Path, workflow: Workflow, query: str | None) -> list[Trace]
     for trace in found:
         workflow.check_trace(trace)
     return found
-
-
-def _learned(folder: Path | None) -> Learned | None:
-    if folder is None:
-        return None
-    from splice.learned import load_learned
-
-    return load_learned(folder)

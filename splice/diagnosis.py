@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
+from operator import attrgetter
 from typing import Literal, TypeAlias
 
 from splice.abstention import clarifying_question, is_declining, missing_item
@@ -156,11 +157,17 @@ def rank_edges(
     trace: Trace,
     edges: Iterable[EdgeScore],
     *,
-    by: Literal["p_decisive", "p_beneficial"] = "p_decisive",
+    by: Callable[[EdgeScore], float] = attrgetter("p_decisive"),
 ) -> tuple[EdgeScore, ...]:
     """The edges by their chances, the best first.
 
     Before them those from a source that the receiver itself named as the right one for its request.
+
+    Args:
+        workflow: that recorded `trace`.
+        trace: the base run.
+        edges: to put in order; equal ones keep theirs.
+        by: the higher, the earlier.
     """
     abstaining = {run.node: run.abstention for run in trace.node_runs if run.abstention is not None}
     return tuple(
@@ -168,7 +175,7 @@ def rank_edges(
             edges,
             key=lambda scored: (
                 not _is_named_source(workflow, scored.edge, abstaining),
-                -(getattr(scored, by) or 0.0),
+                -by(scored),
             ),
         )
     )

@@ -58,7 +58,11 @@ def evaluate(
         typer.Option(help="Which queries get a trial: the most headroom, or the likeliest gain."),
     ] = "headroom",
     parts: Annotated[
-        Path | None, typer.Option(help="Folder of learned parts; default: the hand-set scores.")
+        Path | None,
+        typer.Option(
+            help="Folder of learned parts, or `shipped` for those that come with the package; "
+            "default: hand-set scores and the documented rules."
+        ),
     ] = None,
     language: Annotated[
         Path | None, typer.Option(help="Trained language model, for the policy splice_language.")
@@ -79,13 +83,13 @@ def evaluate(
     from splice.evaluation import EvaluationSettings
     from splice.evaluation_table import evaluation_text
     from splice.files import write_whole
-    from splice.learned import load_learned
     from splice.line import RepairSettings
     from splice.policies import POLICIES
     from splice.records import digest
+    from splice.selectors import open_parts
     from splice.workload import find_loader
 
-    learned = None if parts is None else load_learned(parts)
+    learned = open_parts(parts)
     settings = EvaluationSettings(
         policies=_names(policies) or tuple(POLICIES),
         budgets=tuple(budget or (0.5,)),
@@ -118,14 +122,13 @@ async def _evaluated(
     language: Path | None,
 ) -> EvaluationResult:
     """Evaluate with replies kept in `out`, and progress on stderr."""
-    from splice.diagnosis import diagnose
     from splice.evaluation import claim, drawn
     from splice.evaluation import evaluate as run_evaluation
     from splice.models.cache import CachedModel
     from splice.models.default import default_model
     from splice.records import digest
     from splice.report.progress import bars
-    from splice.selectors import open_selector
+    from splice.selectors import diagnoser_of, open_selector, selector_of
 
     examples = drawn(workload.examples, settings.limit, settings.seed)
     asked: ChatModel = default_model(workload.workflow, name, threads=threads)
@@ -156,9 +159,9 @@ async def _evaluated(
                 cached,
                 split=split,
                 settings=settings,
-                selector=None if learned is None else learned.selector,
+                selector=selector_of(learned),
                 language=None if language is None else open_selector(language),
-                diagnoser=diagnose if learned is None else learned.diagnose,
+                diagnoser=diagnoser_of(learned),
                 folder=out,
                 progress=progress,
             )

@@ -11,7 +11,7 @@ diagnosis and in the likelihoods: a prediction there is a guess.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import as_file, files
@@ -139,7 +139,9 @@ class Learned:
         base_score = found.base_score
         outside: list[str] = []
         if (headroom := self._trees.get("headroom")) is not None:
-            (base_score,) = headroom.probabilities([query])
+            (learned,) = headroom.probabilities([query])
+            # No answer is worth nothing, which a pool in which nobody declines can't teach.
+            base_score = min(learned, base_score) if query["a_declines"] else learned
             outside += headroom.outside([query])
         edges = found.edges
         rows = [_edge_row(query, scored) for scored in edges]
@@ -154,10 +156,16 @@ class Learned:
         return found.model_copy(
             update={
                 "base_score": base_score,
-                "edges": rank_edges(workflow, trace, edges, by=_FIELD[self._rank_by]),
+                "edges": rank_edges(workflow, trace, edges, by=self._rank(found)),
                 "outside": tuple(dict.fromkeys(outside)),
             }
         )
+
+    def _rank(self, found: Diagnosis) -> Callable[[EdgeScore], float]:
+        """What edges are put in order by; `found` is by hand-set scores."""
+        by_hand = {scored.edge.ends: scored.p_decisive for scored in found.edges}
+        field = _FIELD[self._rank_by]
+        return lambda scored: edge_rank(getattr(scored, field), by_hand[scored.edge.ends])
 
     def moved(
         self, workflow: Workflow, trace: Trace, found: Diagnosis
@@ -178,6 +186,21 @@ class Learned:
         """The selector; None if the folder holds none."""
         trees = self._trees.get("selector")
         return None if trees is None else EvidenceSelector(trees)
+
+
+def edge_rank(learned: float, by_hand: float) -> float:
+    """What edges are put in order by: the mean of the log-odds of a learned and a hand-set chance.
+
+    The learned one knows which edges change answers, the other one which close a gap. On training
+    questions of multi-hop pools, out of fold, the two together found as many useful edges as the
+    learned one alone, and nearly as many true gap edges as the other one alone.
+    """
+    return (_log_odds(learned) + _log_odds(by_hand)) / 2
+
+
+def _log_odds(chance: float) -> float:
+    bounded = min(max(chance, 1e-9), 1 - 1e-9)
+    return math.log(bounded / (1 - bounded))
 
 
 def _edge_row(query: Mapping[str, float], scored: EdgeScore) -> dict[str, float]:
@@ -383,8 +406,8 @@ def load_learned(
 
     Args:
         folder: with `card.json`.
-        rank_by: which chance orders the edges: that the trial changes the answer, or that it makes
-            it better than a control would.
+        rank_by: which chance orders the edges, together with the hand-set one: that the trial
+            changes the answer, or that it makes it better than a control would.
 
     Raises:
         WeightsError: a file is missing or not what the card says, or a part was fitted on features

@@ -1,12 +1,46 @@
-"""Selectors by name or folder, whichever tier they are of."""
+"""What diagnoses and selects, by name or folder, whichever tier it is of."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
+from splice.diagnosis import Diagnoser, diagnose
 from splice.errors import WeightsError
-from splice.learned import load_learned
+from splice.learned import Learned, load_learned, shipped
 from splice.selector import RuleSelector, Selector
+
+RULES: Final = "rules"
+"""Name of hand-set scores and documented rules, where a folder is expected."""
+
+SHIPPED: Final = "shipped"
+"""Name of the learned parts that come with the package."""
+
+
+def open_parts(given: str | Path | None) -> Learned | None:
+    """The learned parts that are meant; None: hand-set scores and rules.
+
+    Args:
+        given: a folder; `shipped`: the parts that come with the package; None or `rules`: none. On
+            the sample's workflow, which is unlike those that the shipped parts were fitted on, they
+            choose worse queries than the hand-set scores (docs/results.md): they are no default.
+
+    Raises:
+        WeightsError: as `splice.learned.load_learned` raises it.
+    """
+    if given is None or str(given) == RULES:
+        return None
+    return shipped() if str(given) == SHIPPED else load_learned(given)
+
+
+def diagnoser_of(parts: Learned | None) -> Diagnoser:
+    """What diagnoses with these parts."""
+    return diagnose if parts is None else parts.diagnose
+
+
+def selector_of(parts: Learned | None) -> Selector:
+    """What selects with these parts; the documented rules where they hold no selector."""
+    return (parts.selector if parts is not None else None) or RuleSelector()
 
 
 def open_selector(given: Selector | str | Path | None) -> Selector:
@@ -20,7 +54,7 @@ def open_selector(given: Selector | str | Path | None) -> Selector:
         WeightsError: the folder holds neither, or not what its card says.
         SettingsError: a language model needs the extra `train`.
     """
-    if given is None or given == "rules":
+    if given is None or given == RULES:
         return RuleSelector()
     if isinstance(given, Selector):
         return given

@@ -47,7 +47,7 @@ def test_a_small_pool_gives_what_it_can(tmp_path: Path) -> None:
     export(tmp_path / "pool", tmp_path / "tables", format="csv")
     made = selector("fit", tmp_path / "tables", "--out", tmp_path / "parts")
     assert made.exit_code == 0, made.output
-    assert "too few training questions for the part 'selector'" in made.stderr
+    assert "no part 'selector': too few training questions" in made.stderr
     assert load_learned(tmp_path / "parts").card.pools[0].n_questions == 6
     shown = selector("evaluate", tmp_path / "parts", tmp_path / "tables", "--split", "train")
     assert "fitted on these questions" in shown.stdout
