@@ -228,10 +228,10 @@ def test_planted_outcomes_are_found(fitted: Fitted) -> None:
 
 def test_nothing_is_kept_of_what_is_learned_from_noise() -> None:
     found = fit(planted(80, is_noise=True), SETTINGS)
-    assert "selector" not in found.texts
+    assert "decisive" not in found.texts
     for name, choice in found.choices.items():
         assert choice.shape is None or choice.loss < choice.constant_loss, name
-    assert "There is no part `selector`" in model_card(found, "")
+    assert "There is no part `decisive`" in model_card(found, "")
 
 
 def test_rows_of_one_question_stay_in_one_fold() -> None:
