@@ -28,6 +28,9 @@ WANTED = {
         for path in (ROOT / "skeletons/topologies").glob("*.toml")
     ),
     "probes/templates/inspection.html.j2",
+    "splice/shipped/card.json",
+    "splice/shipped/README.md",
+    "splice/ears/curation.py",
     "splice/sample/workflow.toml",
     "splice/sample/queries.jsonl",
     "splice/sample/documents/routes.txt",
