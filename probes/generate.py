@@ -18,7 +18,7 @@ from probes.plan import ProbeSettings, Question, next_probe
 from probes.pool import Manifest, Pool
 from probes.probing import Finished, Known, Prober, Probing
 from probes.records import BaseRecord, ProbeRecord
-from splice.api import each
+from splice.concurrency import each
 from splice.errors import BudgetExceeded, ModelError, SettingsError
 from splice.executor import Models, model_identity, resolve_models
 from splice.ledger import Budget, open_account, total_cost

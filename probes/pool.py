@@ -32,7 +32,7 @@ from splice._version import __version__
 from splice.errors import SettingsError, StoreError
 from splice.files import Closing, read_text, write_whole
 from splice.ledger import total_cost
-from splice.lines import LineFile
+from splice.lines import LineFile, resumed
 from splice.prompts import without_surrogates
 from splice.queries import Split
 from splice.records import ModelIdentity, Record
@@ -208,8 +208,8 @@ class _Writer:
         self.n_users = 0
         """Questions that are being worked on and write here."""
         self.store = TraceStore(shard_path(folder, "traces", number))
-        self.bases = _opened(shard_path(folder, "bases", number))
-        self.probes = _opened(shard_path(folder, "probes", number))
+        self.bases, _ = resumed(shard_path(folder, "bases", number))
+        self.probes, _ = resumed(shard_path(folder, "probes", number))
 
     def put(self, finished: Finished) -> None:
         """Write a record after its trace."""
@@ -243,23 +243,6 @@ def _without_surrogates(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_without_surrogates, value))
     return value
-
-
-def _opened(path: Path) -> LineFile:
-    """A file to add records to, without what a killed writer left incomplete."""
-    file = LineFile(path)
-    try:
-        data = path.read_bytes()
-        file.end = data.rfind(b"\n") + 1
-        if file.end < len(data):
-            file.cut()
-    except OSError as error:
-        file.close()
-        raise StoreError(f"{path} can't be read: {error.strerror}") from error
-    except BaseException:
-        file.close()
-        raise
-    return file
 
 
 class Pool(Closing):

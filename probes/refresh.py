@@ -106,11 +106,13 @@ class _Refresh:
             Damage(file=path.name, line=line.line, reason=line.reason) for line in contents.damage
         ]
         bases: dict[str, BaseRecord] = {}
+        workflows: dict[str, Workflow] = {}
         for id, base in shard.bases.items():
             if base.failure is not None:
                 bases[id] = base
             elif (trace := contents.traces.get(base.trace or "")) is not None:
-                bases[id] = self._base(base, trace)
+                workflows[id] = self._workflow(base, trace)
+                bases[id] = self._base(base, workflows[id], trace)
         probes = []
         for probe in shard.probes.values():
             own = bases.get(probe.base)
@@ -118,12 +120,11 @@ class _Refresh:
                 continue
             ran = contents.traces[own.trace or ""]
             tried = contents.traces.get(probe.trace or "")
-            probes.append(self._probe(probe, own, ran, tried))
+            probes.append(_probe(probe, own, workflows[own.id], ran, tried))
         self.n_left_out += len(shard.bases) - len(bases) + len(shard.probes) - len(probes)
         return list(bases.values()), probes
 
-    def _base(self, base: BaseRecord, trace: Trace) -> BaseRecord:
-        workflow = self._workflow(base, trace)
+    def _base(self, base: BaseRecord, workflow: Workflow, trace: Trace) -> BaseRecord:
         diagnosis = diagnose(workflow, trace)
         self.n_bases += 1
         self.n_changed += workflow.fingerprint != trace.fingerprint
@@ -133,18 +134,6 @@ class _Refresh:
                 "features": query_features(workflow, trace, diagnosis),
             }
         )
-
-    def _probe(
-        self, probe: ProbeRecord, base: BaseRecord, ran: Trace, tried: Trace | None
-    ) -> ProbeRecord:
-        workflow = self._workflow(base, ran)
-        scored = edge_score(base, workflow, ran, probe.edge)
-        found: dict[str, object] = {"p_decisive": scored.p_decisive, "features": scored.features}
-        if probe.evidence is not None and tried is not None:
-            message = probe.message or no_message(probe.edge)
-            trial = Trial(message=message, trace=tried, receipt=())
-            found["evidence"] = evidence_of(workflow, ran, trial)
-        return probe.model_copy(update=found)
 
     def _workflow(self, base: BaseRecord, trace: Trace) -> Workflow:
         """The workflow of a question, checked.
@@ -162,3 +151,15 @@ class _Refresh:
         if parents != asked.workflow.plan.parents:
             raise SettingsError(f"{where} ran on a workflow with other nodes or edges")
         return asked.workflow
+
+
+def _probe(
+    probe: ProbeRecord, base: BaseRecord, workflow: Workflow, ran: Trace, tried: Trace | None
+) -> ProbeRecord:
+    scored = edge_score(base, workflow, ran, probe.edge)
+    found: dict[str, object] = {"p_decisive": scored.p_decisive, "features": scored.features}
+    if probe.evidence is not None and tried is not None:
+        message = probe.message or no_message(probe.edge)
+        trial = Trial(message=message, trace=tried, receipt=())
+        found["evidence"] = evidence_of(workflow, ran, trial)
+    return probe.model_copy(update=found)

@@ -17,7 +17,13 @@ import numpy as np
 
 from selector_training.admission import Admission, admissions
 from selector_training.counting import SEED, by_question, gain
-from selector_training.fit import FitSettings, Fitted, gain_forecaster, selector_without
+from selector_training.fit import (
+    FitSettings,
+    Fitted,
+    gain_forecaster,
+    out_of_fold_scores,
+    selector_without,
+)
 from selector_training.tables import (
     BaseRow,
     DecisiveProbe,
@@ -377,10 +383,11 @@ def _tiers(
     yield _tier("always", None, cases, [1.0] * len(probes), None)
     trees = fitted.trees("selector")
     if trees is not None:
-        ablated = selector_without(tables, settings, ATTRIBUTION)
+        fitted_with = out_of_fold_scores(tables, settings)
+        ablated = selector_without(tables, fitted_with, settings, ATTRIBUTION)
         for weighting in get_args(Weighting):
             yield from _learned_tiers(trees, ablated, cases, weighting)
-        if (forecaster := gain_forecaster(tables, settings)) is not None:
+        if (forecaster := gain_forecaster(tables, fitted_with, settings)) is not None:
             better = [float(chance > 0.5) for chance in forecaster.probabilities(cases.rows())]
             yield _tier("gain forecast", None, cases, better, None)
     helps = [float(case.trial.outcome_class == "beneficial") for case in probes]

@@ -165,7 +165,7 @@ def fit(tables: Tables, settings: FitSettings) -> Fitted:
     if not train.bases:
         raise DataError("the tables hold no base run of split train")
     headroom = _headroom(train, settings)
-    base_scores = dict(zip((b.key for b in train.bases), headroom.predicted(), strict=True))
+    base_scores = _by_run(train, headroom)
     edges = labelled_edges(train)
     questions = [edge.probe.base.question for edge in edges]
     rows = [edge.features for edge in edges]
@@ -220,32 +220,42 @@ def predicted_scores(tables: Tables, settings: FitSettings) -> dict[str, float]:
     return found
 
 
-def selector_without(
-    tables: Tables, settings: FitSettings, features: Collection[str]
-) -> Trees | None:
-    """A selector fitted as `fit` does it, but without some features; None if there is none."""
+ScoreByRun: TypeAlias = Mapping[tuple[str, str], float]
+"""Predicted base score by `BaseRow.key`."""
+
+
+def out_of_fold_scores(tables: Tables, settings: FitSettings) -> ScoreByRun:
+    """Predicted base score of each training run, by trees that have not seen its question."""
     train = tables.of_split("train")
-    if not train.bases:
-        return None
-    found = _selector(train, _out_of_fold_scores(train, settings), settings, without=features)
+    return _by_run(train, _headroom(train, settings)) if train.bases else {}
+
+
+def selector_without(
+    tables: Tables, base_scores: ScoreByRun, settings: FitSettings, features: Collection[str]
+) -> Trees | None:
+    """A selector fitted as `fit` does it, but without some features; None if there is none.
+
+    Args:
+        tables: with the training questions.
+        base_scores: what `out_of_fold_scores` gives for them.
+        settings: how to fit.
+        features: that it does without.
+    """
+    found = _selector(tables.of_split("train"), base_scores, settings, without=features)
     return None if found is None else _ready("selector", found)
 
 
-def gain_forecaster(tables: Tables, settings: FitSettings) -> Trees | None:
+def gain_forecaster(tables: Tables, base_scores: ScoreByRun, settings: FitSettings) -> Trees | None:
     """Trees that forecast the score change of a trial instead of its outcome class.
 
     They look at what the selector looks at. A prediction of p stands for a change of 2 p - 1.
-    None if there are too few questions.
+    None if there are too few questions. Arguments are those of `selector_without`.
     """
-    train = tables.of_split("train")
-    cases = decisive_probes(train, _SELECTOR_ARMS)
-    questions = [case.probe.base.question for case in cases]
-    if len(set(questions)) < settings.min_questions:
+    cases = _selector_cases(tables.of_split("train"), base_scores, settings)
+    if cases is None:
         return None
-    base_scores = _out_of_fold_scores(train, settings)
-    rows = [case.features(base_scores[case.probe.base.key]) for case in cases]
-    changes = [(1 + case.trial.delta) / 2 for case in cases]
-    data = _data("cross_entropy", "selector", rows, changes, questions)
+    changes = [(1 + case.trial.delta) / 2 for case in cases.probes]
+    data = _data("cross_entropy", "selector", cases.rows, changes, cases.questions)
     return _ready("selector", _score_part("selector", data, settings))
 
 
@@ -254,10 +264,9 @@ def _ready(name: PartName, fitted: _Fit) -> Trees:
     return Trees(fitted.part, fitted.text, fitted.part.file, PART_FEATURES[name])
 
 
-def _out_of_fold_scores(train: Tables, settings: FitSettings) -> dict[tuple[str, str], float]:
-    """Predicted base score of each base run, by trees that have not seen its question."""
-    scores = _headroom(train, settings).predicted()
-    return dict(zip((base.key for base in train.bases), scores, strict=True))
+def _by_run(train: Tables, headroom: _ScoreFit) -> ScoreByRun:
+    """Out-of-fold predictions of the part that was fitted on these runs."""
+    return dict(zip((base.key for base in train.bases), headroom.predicted(), strict=True))
 
 
 def _thresholds(base_scores: Sequence[float]) -> dict[str, float]:
@@ -328,24 +337,34 @@ def _edge_part(
     return _score_part(name, data, settings)
 
 
-def _selector(
-    train: Tables,
-    base_scores: Mapping[tuple[str, str], float],
-    settings: FitSettings,
-    without: Collection[str],
-) -> _OutcomeFit | None:
-    cases: list[DecisiveProbe] = decisive_probes(train, _SELECTOR_ARMS)
-    questions = [case.probe.base.question for case in cases]
+class _SelectorCases(NamedTuple):
+    """What selectors are fitted on, a row each."""
+
+    probes: Sequence[DecisiveProbe]
+    rows: Sequence[Mapping[str, float]]
+    questions: Sequence[Question]
+
+
+def _selector_cases(
+    train: Tables, base_scores: ScoreByRun, settings: FitSettings
+) -> _SelectorCases | None:
+    """The decisive trials; None if they are of too few questions."""
+    probes = decisive_probes(train, _SELECTOR_ARMS)
+    questions = [case.probe.base.question for case in probes]
     if len(set(questions)) < settings.min_questions:
         return None
-    data = _data(
-        "multiclass",
-        "selector",
-        [case.features(base_scores[case.probe.base.key]) for case in cases],
-        [float(OUTCOMES.index(case.trial.outcome_class)) for case in cases],
-        questions,
-        without,
-    )
+    rows = [case.features(base_scores[case.probe.base.key]) for case in probes]
+    return _SelectorCases(probes, rows, questions)
+
+
+def _selector(
+    train: Tables, base_scores: ScoreByRun, settings: FitSettings, without: Collection[str]
+) -> _OutcomeFit | None:
+    cases = _selector_cases(train, base_scores, settings)
+    if cases is None:
+        return None
+    labels = [float(OUTCOMES.index(case.trial.outcome_class)) for case in cases.probes]
+    data = _data("multiclass", "selector", cases.rows, labels, cases.questions, without)
     chosen = _choose(data, settings)
     temperature = _temperature(chosen.sums, data.labels)
     choice = Choice(

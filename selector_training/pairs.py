@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from probes.pool import Damage, Shard, read_shards, shard_path
 from probes.records import Arm, BaseRecord, OutcomeClass, ProbeRecord
 from splice.errors import SettingsError, StoreError
-from splice.language import shortened
+from splice.language import shown
 from splice.prompts import one_line
 from splice.queries import Split
 from splice.records import Probability, Record, Trace
@@ -207,11 +207,11 @@ def _shuffled(examples: Sequence[TrainingExample]) -> tuple[TrainingExample, ...
 def raw_block(probe: ProbeRecord, base: Trace, trial: Trace) -> str:
     """The message, and the replies of the nodes that ran again, before and after, each shortened."""
     message = probe.message.text if probe.message is not None else None
-    lines = ["message to the receiver:", shortened(message)]
+    lines = ["message to the receiver:", shown(message)]
     for node in probe.rerun:
         for when, trace in (("before", base), ("after", trial)):
             (run,) = (run for run in trace.node_runs if run.node == node)
-            lines += [f"reply of {one_line(node)} {when}:", shortened(run.output)]
+            lines += [f"reply of {one_line(node)} {when}:", shown(run.output)]
     return "\n".join(lines)
 
 

@@ -89,7 +89,7 @@ def parse_reply(text: str, *, phrase: str | None = None) -> Reply:
     "the key 'Reasoning' is missing"
     """
     if phrase is not None and _is_phrase(text, phrase):
-        abstention = Abstention(category="Insufficient Input", rationale=_rationale(phrase))
+        abstention = Abstention(category="Insufficient Input", rationale=short_rationale(phrase))
         return Reply(kind="abstention", abstention=abstention, raw=text)
     content = _without_fences(text)
     try:
@@ -136,7 +136,7 @@ def _is_phrase(text: str, phrase: str) -> bool:
     wanted = bare(phrase)
     found = bare(text)
     found = bare(_PREFIX.sub("", found, count=1)) if _PREFIX.match(found) else found
-    return found == wanted != "" and _rationale(phrase) != ""
+    return found == wanted != "" and short_rationale(phrase) != ""
 
 
 class _Object(tuple[tuple[str, Any], ...]):
@@ -229,7 +229,7 @@ def _read(found: _Object, raw: str) -> Reply:
         if not output.strip():
             return _failure(f"it says {SOLVABLE!r} and gives no output", raw)
         return _output(output, raw)
-    rationale = _rationale(values["Reasoning"])
+    rationale = short_rationale(values["Reasoning"])
     if label not in _CATEGORIES:
         return _failure(f"unknown category {values['Response'][:40]!r}", raw)
     if not rationale:
@@ -262,7 +262,7 @@ def _folded(category: str) -> str:
     return _JOINTS.sub(" ", category).strip().casefold()
 
 
-def _rationale(text: str) -> str:
+def short_rationale(text: str) -> str:
     """One line of at most 40 words and 400 characters, without control characters."""
     kinds = ((c, unicodedata.category(c)) for c in text)
     visible = "".join(" " if kind == "Cc" else c for c, kind in kinds if kind not in ("Cf", "Cs"))

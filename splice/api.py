@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from splice.concurrency import Progress, each
 from splice.diagnosis import Diagnoser, diagnose
 from splice.errors import QueryError, SettingsError
 from splice.executor import Models, Recording, RunSettings, execute, memo_key
 from splice.ledger import Account, open_account
-from splice.line import Progress, RepairSettings, admit, repair_from
+from splice.line import RepairSettings, admit, repair_from
 from splice.models.default import default_model
 from splice.models.protocol import ChatModel
 from splice.records import (
@@ -35,7 +36,6 @@ from splice.store import TraceStore
 from splice.workflow import Workflow
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 
 async def arun(
@@ -146,7 +146,7 @@ async def arepair_many(
             the documented rules.
         diagnoser: finds headroom and candidate edges.
         store: gets every node run of the base runs as it ends, then the results.
-        progress: told of each query that is done, by stage.
+        progress: told of each query that is done; stages are `run` and `repair`.
 
     Raises:
         QueryError: a query does not fit; raised before the first call.
@@ -345,37 +345,6 @@ def _recording(workflow: Workflow, store: TraceStore | None, rollout: int) -> Re
         store.put_node_run(run)
 
     return Recording(memo=recorded, on_node=keep)
-
-
-async def each(
-    items: Sequence[T],
-    work: Callable[[T], Coroutine[Any, Any, R]],
-    concurrency: int,
-    progress: Progress | None,
-    stage: str,
-) -> list[R]:
-    """Do `work` for each item, `concurrency` at a time; results in the order of the items.
-
-    The first error cancels what is in flight and is raised.
-    """
-    results: dict[int, R] = {}
-    places = iter(range(len(items)))
-
-    async def worker() -> None:
-        for place in places:
-            results[place] = await work(items[place])
-            if progress is not None:
-                progress(stage, len(results), len(items))
-
-    workers = [asyncio.create_task(worker()) for _ in range(min(concurrency, len(items)))]
-    try:
-        await asyncio.gather(*workers)
-    except BaseException:
-        for task in workers:
-            task.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
-        raise
-    return [results[place] for place in range(len(items))]
 
 
 def _batch_stop(results: Sequence[RepairResult]) -> str:

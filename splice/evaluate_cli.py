@@ -122,13 +122,14 @@ async def _evaluated(
     language: Path | None,
 ) -> EvaluationResult:
     """Evaluate with replies kept in `out`, and progress on stderr."""
+    from splice.diagnosis import diagnose
     from splice.evaluation import claim, drawn
     from splice.evaluation import evaluate as run_evaluation
     from splice.models.cache import CachedModel
     from splice.models.default import default_model
     from splice.records import digest
     from splice.report.progress import bars
-    from splice.selectors import diagnoser_of, open_selector, selector_of
+    from splice.selectors import open_selector
 
     examples = drawn(workload.examples, settings.limit, settings.seed)
     asked: ChatModel = default_model(workload.workflow, name, threads=threads)
@@ -159,9 +160,9 @@ async def _evaluated(
                 cached,
                 split=split,
                 settings=settings,
-                selector=selector_of(learned),
+                selector=None if learned is None else learned.selector,
                 language=None if language is None else open_selector(language),
-                diagnoser=diagnoser_of(learned),
+                diagnoser=diagnose if learned is None else learned.diagnose,
                 folder=out,
                 progress=progress,
             )

@@ -18,7 +18,7 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias
 from pydantic import Field
 
 from splice._version import __version__
-from splice.api import each
+from splice.concurrency import Progress, each
 from splice.diagnosis import Diagnoser, diagnose
 from splice.errors import SettingsError, StoreError
 from splice.executor import Models, execute
@@ -186,10 +186,6 @@ class EvaluationResult(Record):
     """Node runs of the base runs that failed: they count as they are, as wrong answers."""
 
 
-Progress = Callable[[str, int, int], None]
-"""Called as `progress(stage, n_done, n_all)`; stage is `base` or `policies`."""
-
-
 class _Scored(NamedTuple):
     """One base run with its scores and what the budgets say."""
 
@@ -222,7 +218,7 @@ async def evaluate(
         language: the selector of the policy `splice_language`, where that is among them.
         diagnoser: finds headroom and candidate edges.
         folder: where `outcomes.jsonl` and `result.json` are written; None: nowhere.
-        progress: told of each question that is done, by stage.
+        progress: told of each question that is done; stages are `base` and `policies`.
 
     Raises:
         SettingsError: a policy or metric that does not exist; raised before the first call.

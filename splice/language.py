@@ -29,7 +29,7 @@ from splice.executor import book_call
 from splice.files import read_text
 from splice.learned import TrainingPool
 from splice.models.protocol import ChatModel
-from splice.prompts import one_line, quote, render
+from splice.prompts import excerpt, one_line, render
 from splice.records import (
     CallRecord,
     ChatMessage,
@@ -80,25 +80,19 @@ def selector_messages(case: SelectorInput, block: str | None = None) -> tuple[Ch
     """
     prompt = render(
         "selector",
-        question=shortened(case.question),
+        question=shown(case.question),
         workflow=one_line(case.workflow),
         base_score=f"{case.base_score:.2f}",
-        base_answer=shortened(case.base_answer),
-        candidate_answer=shortened(case.candidate_answer),
+        base_answer=shown(case.base_answer),
+        candidate_answer=shown(case.candidate_answer),
         evidence=evidence_block(case.evidence) if block is None else block,
     )
     return (ChatMessage(role="user", content=prompt),)
 
 
-def shortened(text: str | None) -> str:
-    """A text, quoted, without its middle if it is long."""
-    if text is None:
-        return "(there is none)"
-    n_left_out = len(text) - _HEAD_CHARS - _TAIL_CHARS
-    if n_left_out > 0:
-        mark = f"[{n_left_out} characters are left out here]"
-        text = f"{text[:_HEAD_CHARS]}\n{mark}\n{text[-_TAIL_CHARS:]}"
-    return quote(text)
+def shown(text: str | None) -> str:
+    """A text as selectors are shown it: quoted, without its middle if it is long."""
+    return "(there is none)" if text is None else excerpt(text, _HEAD_CHARS, _TAIL_CHARS)
 
 
 @cache

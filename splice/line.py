@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -287,7 +287,3 @@ def admit(
 
     eligible.sort(key=lambda place: (*rank(place), ids[place], place))
     return frozenset(eligible[:n])
-
-
-Progress = Callable[[str, int, int], None]
-"""Called as `progress(stage, n_done, n_all)` after each query; stage is `run` or `repair`."""

@@ -124,6 +124,27 @@ class LineFile(Closing):
         )
 
 
+def resumed(path: Path) -> tuple[LineFile, bytes]:
+    """A file to add lines to, without what a killed writer left incomplete, and what it held before.
+
+    Raises:
+        StoreError: the file can't be opened or read, or another writer has it.
+    """
+    file = LineFile(path)
+    try:
+        data = path.read_bytes()
+        file.end = data.rfind(b"\n") + 1
+        if file.end < len(data):
+            file.cut()
+    except OSError as error:
+        file.close()
+        raise StoreError(f"{path} can't be read: {error.strerror}") from error
+    except BaseException:
+        file.close()
+        raise
+    return file, data
+
+
 def check_regular(path: Path) -> None:
     """Refuse folders, devices and pipes, which would be read forever.
 

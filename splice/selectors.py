@@ -1,11 +1,10 @@
-"""What diagnoses and selects, by name or folder, whichever tier it is of."""
+"""Selectors and learned parts by name or folder, whichever tier they are of."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
 
-from splice.diagnosis import Diagnoser, diagnose
 from splice.errors import WeightsError
 from splice.learned import Learned, load_learned, shipped
 from splice.selector import RuleSelector, Selector
@@ -31,16 +30,6 @@ def open_parts(given: str | Path | None) -> Learned | None:
     if given is None or str(given) == RULES:
         return None
     return shipped() if str(given) == SHIPPED else load_learned(given)
-
-
-def diagnoser_of(parts: Learned | None) -> Diagnoser:
-    """What diagnoses with these parts."""
-    return diagnose if parts is None else parts.diagnose
-
-
-def selector_of(parts: Learned | None) -> Selector:
-    """What selects with these parts; the documented rules where they hold no selector."""
-    return (parts.selector if parts is not None else None) or RuleSelector()
 
 
 def open_selector(given: Selector | str | Path | None) -> Selector:

@@ -9,13 +9,14 @@ a selector adopts something in a null world is no fault; that it wins by it woul
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
 from splice._version import __version__
+from splice.concurrency import Progress
 from splice.diagnosis import Diagnoser, diagnose
 from splice.evaluation import EvaluationResult, EvaluationSettings, PolicyResult, evaluate
 from splice.models.scripted import ScriptedModel
@@ -100,10 +101,6 @@ class SelfCheck(Record):
     """What is wrong, as `world: problem`."""
 
 
-Progress = Callable[[str, int, int], None]
-"""Called as `progress(world, n_done, n_all)` after each seed."""
-
-
 class _Run(NamedTuple):
     """One seed of one world."""
 
@@ -126,7 +123,7 @@ async def run_selfcheck(
         worlds: what is run.
         selector: the one to check; None: the documented rules.
         diagnoser: the one to check.
-        progress: told of each seed that is done.
+        progress: told of each seed that is done; a world is a stage.
     """
     checks = []
     for name, world in worlds.items():

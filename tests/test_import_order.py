@@ -15,6 +15,7 @@ ORDER = (
     "errors",
     "files",
     "lines",
+    "concurrency",
     "sandbox",
     "records",
     "text",

@@ -17,6 +17,7 @@ from selector_training.fit import (
     TreeShape,
     fit,
     model_card,
+    out_of_fold_scores,
     part_of,
     read_fitted,
     selector_without,
@@ -385,7 +386,9 @@ def test_features_with_one_value_are_kept_apart_with_that_value() -> None:
 
 
 def test_a_selector_can_be_fitted_without_some_features() -> None:
-    found = selector_without(planted(80), SETTINGS, ATTRIBUTION)
+    found = selector_without(
+        planted(80), out_of_fold_scores(planted(80), SETTINGS), SETTINGS, ATTRIBUTION
+    )
     assert found is not None
     names = set(found.features)
     assert "uptake" in names

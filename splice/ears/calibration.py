@@ -18,19 +18,17 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field, ValidationError
 
-from splice.abstention import SOLVABLE
-from splice.ears.interactions import Interaction, Label
+from splice.ears.interactions import LABELS, Interaction, Label
 from splice.ears.judging import (
     JUDGE_SETTINGS,
     Guideline,
     Verdict,
     VerdictFile,
     default_guideline,
-    excerpt,
     interaction_digest,
     judge_all,
     judge_name,
@@ -41,9 +39,8 @@ from splice.executor import book_call
 from splice.files import read_text, write_whole
 from splice.ledger import Account
 from splice.models.protocol import ChatModel
-from splice.prompts import defuse, quote, render
+from splice.prompts import defuse, excerpt, quote, render
 from splice.records import (
-    AbstentionCategory,
     CallRecord,
     ChatMessage,
     ModelSettings,
@@ -53,11 +50,9 @@ from splice.records import (
     digest,
 )
 
-_LABELS: Final[tuple[Label, ...]] = (SOLVABLE, *get_args(AbstentionCategory))
-
 _MOST_CASES: Final = 8
-_CASE_QUERY_CHARS: Final = 400
-_CASE_CONTEXT_CHARS: Final = 600
+_CASE_QUERY_ENDS: Final = (266, 134)
+_CASE_CONTEXT_ENDS: Final = (400, 200)
 """What a critic is shown of the judge's errors: with a guideline it fits into 4,096 tokens."""
 
 _MOST_GUIDELINE: Final = 8_000
@@ -125,8 +120,8 @@ def judge_score(truth: Sequence[Label], judged: Sequence[Label | None]) -> Judge
         n_right=sum(n for (t, j), n in cells.items() if t == j),
         confusions=tuple(
             Confusion(truth=t, judged=j, n=cells[t, j])
-            for t in _LABELS
-            for j in (*_LABELS, None)
+            for t in LABELS
+            for j in (*LABELS, None)
             if cells[t, j]
         ),
     )
@@ -551,9 +546,9 @@ def _case(error: _Error) -> str:
         (
             f"Experts: {error.label}. Judge: {_shown_label(error.verdict.label)}.",
             "The agent was told:",
-            excerpt(error.interaction.context, _CASE_CONTEXT_CHARS),
+            excerpt(error.interaction.context, *_CASE_CONTEXT_ENDS),
             "The request:",
-            excerpt(error.interaction.query, _CASE_QUERY_CHARS),
+            excerpt(error.interaction.query, *_CASE_QUERY_ENDS),
             *_said("Experts' reason:", error.interaction.rationale),
             *_said("Judge's reason:", said),
         )

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get
 from pydantic import Field, ValidationError
 
 from splice.abstention import SOLVABLE, parse_reply, wire
-from splice.ears.interactions import Interaction, Label
+from splice.ears.interactions import LABELS, Interaction, Label
 from splice.ears.judging import Verdict, interaction_digest, problem_of_line
 from splice.errors import DataError, SettingsError
 from splice.files import read_text, write_whole
@@ -36,8 +36,6 @@ from splice.workflow import Workflow
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-_LABELS: Final[tuple[Label, ...]] = (SOLVABLE, *get_args(AbstentionCategory))
 
 
 # --- interactions ----------------------------------------------------------------------------
@@ -422,7 +420,7 @@ def _tallies(rows: Sequence[Curated]) -> tuple[Tally, ...]:
             dropped=found[category, "dropped"],
             human=found[category, "human"],
         )
-        for category in (*_LABELS, None)
+        for category in (*LABELS, None)
         if any(found[category, disposition] for disposition in get_args(Disposition))
     )
 

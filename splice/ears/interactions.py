@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
+from splice.abstention import SOLVABLE
 from splice.records import AbstentionCategory, Record
 
 Label: TypeAlias = AbstentionCategory | Literal["Solvable"]
 """What is right to do with a request: carry it out, or abstain and say which of the four it is."""
+
+LABELS: Final[tuple[Label, ...]] = (SOLVABLE, *get_args(AbstentionCategory))
+"""Every label, in the order of tables."""
 
 
 class Interaction(Record):

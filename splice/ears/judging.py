@@ -9,24 +9,24 @@ A reply that can't be read is a verdict of its own, without a label. It is never
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 from pydantic import Field, ValidationError
 
-from splice.abstention import SOLVABLE, parse_reply
+from splice.abstention import SOLVABLE, short_rationale
+from splice.concurrency import each
 from splice.ears.interactions import Interaction, Label
 from splice.errors import BudgetExceeded, DataError, ModelError, StoreError
 from splice.executor import book_call
 from splice.files import Closing
 from splice.ledger import Account
-from splice.lines import LineFile, check_regular
+from splice.lines import check_regular, resumed
 from splice.models.protocol import ChatModel
-from splice.prompts import defuse, one_line, quote, render, without_surrogates
+from splice.prompts import defuse, excerpt, one_line, render, without_surrogates
 from splice.records import CallRecord, ChatMessage, ModelSettings, Record, Request, digest
 
 JUDGE_SETTINGS: Final = ModelSettings(max_tokens=256)
@@ -57,9 +57,11 @@ _LABELS: Final[Mapping[tuple[str, str], Label]] = {
 }
 """Label by verdict and reason; one to one (EARS A.2)."""
 
-_CONTEXT_CHARS: Final = 8_000
-_QUERY_CHARS: Final = 3_000
-"""What is shown of each: with the guideline it fits into a context of 4,096 tokens."""
+_CONTEXT_ENDS: Final = (5_333, 2_667)
+_QUERY_ENDS: Final = (2_000, 1_000)
+"""What is shown of the beginning and the end of each: with the guideline it fits into a context of
+4,096 tokens. Contexts begin with the role and end with what is near, and requests begin or end with
+what is asked."""
 
 _MOST_READ: Final = 20_000
 """Characters of a reply that are read and kept; a verdict takes some hundred."""
@@ -216,15 +218,8 @@ def _folded(value: object) -> str:
 
 
 def _rationale(value: object) -> str | None:
-    """A rationale as an agent's abstention would carry it; None if there is none.
-
-    The wire format's own parser cuts it, so that an accepted one reads back as it was written.
-    """
-    if not isinstance(value, str):
-        return None
-    message = json.dumps({"Response": "Misrouting", "Reasoning": defuse(value)})
-    abstention = parse_reply(message).abstention
-    return abstention.rationale if abstention is not None else None
+    """A rationale as an agent's abstention would carry it; None if there is none."""
+    return (short_rationale(defuse(value)) or None) if isinstance(value, str) else None
 
 
 # --- asking ----------------------------------------------------------------------------------
@@ -240,23 +235,9 @@ def judge_prompt(interaction: Interaction, guideline: str) -> str:
         "judge_interaction",
         guideline=defuse(guideline),
         agent=one_line(interaction.agent, limit=100),
-        context=excerpt(interaction.context, _CONTEXT_CHARS),
-        query=excerpt(interaction.query, _QUERY_CHARS),
+        context=excerpt(interaction.context, *_CONTEXT_ENDS),
+        query=excerpt(interaction.query, *_QUERY_ENDS),
     )
-
-
-def excerpt(text: str, limit: int) -> str:
-    """A text, quoted, without its middle if it has more than `limit` characters.
-
-    Both ends are kept: contexts begin with the role and end with what is near, and requests begin
-    or end with what is asked.
-    """
-    n_left_out = len(text) - limit
-    if n_left_out <= 0:
-        return quote(text)
-    n_head = limit * 2 // 3
-    mark = f"[{n_left_out} characters are left out here]"
-    return quote(f"{text[:n_head]}\n{mark}\n{text[n_head + n_left_out :]}")
 
 
 def interaction_digest(interaction: Interaction) -> str:
@@ -381,28 +362,9 @@ async def judge_all(
         tell()
 
     tell()
-    await _for_each([shown for shown in distinct if shown not in made], ask, concurrency)
+    todo = [shown for shown in distinct if shown not in made]
+    await each(todo, ask, concurrency, None, "judge")
     return tuple(made[shown] for shown in digests)
-
-
-async def _for_each(
-    items: Sequence[str], work: Callable[[str], Awaitable[None]], concurrency: int
-) -> None:
-    """Do `work` for each item, so many at a time; the first error cancels the others."""
-    waiting = iter(items)
-
-    async def worker() -> None:
-        for item in waiting:
-            await work(item)
-
-    workers = [asyncio.create_task(worker()) for _ in range(min(concurrency, len(items)))]
-    try:
-        await asyncio.gather(*workers)
-    except BaseException:
-        for task in workers:
-            task.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
-        raise
 
 
 # --- verdicts on the disk --------------------------------------------------------------------
@@ -428,12 +390,8 @@ class VerdictFile(Closing):
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"{path.parent}: {error.strerror}") from None
-        self._file = LineFile(path)
+        self._file, data = resumed(path)
         try:
-            data = _bytes_of(path)
-            self._file.end = data.rfind(b"\n") + 1
-            if self._file.end < len(data):
-                self._file.cut()
             self._verdicts: dict[VerdictKey, Verdict] = {}
             for verdict in _verdicts_in(path, data):
                 self._verdicts.setdefault(verdict.key, verdict)

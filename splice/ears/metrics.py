@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, get_args
+from typing import Final
 
 from splice.abstention import SOLVABLE, Reply, parse_reply
-from splice.ears.interactions import Interaction, Label
-from splice.records import AbstentionCategory, Probability, Record
+from splice.ears.interactions import LABELS, Interaction, Label
+from splice.records import Probability, Record
 from splice.report.display import WIDTH, aligned, wrap
 from splice.statistics import (
     Averages,
@@ -31,9 +31,6 @@ from splice.statistics import (
     paired_gain,
     share,
 )
-
-LABELS: Final[tuple[Label, ...]] = (SOLVABLE, *get_args(AbstentionCategory))
-"""Every label, in the order of tables."""
 
 ABSTENTION: Final = "any abstention"
 """The four categories taken as one label."""

@@ -68,6 +68,18 @@ def quote(text: str) -> str:
     return "> " + defuse(text).replace("\n", "\n> ")
 
 
+def excerpt(text: str, n_head: int, n_tail: int) -> str:
+    """A text, quoted, of which so many characters of both ends are left if it has more.
+
+    A line says how many are left out between them.
+    """
+    n_left_out = len(text) - n_head - n_tail
+    if n_left_out <= 0:
+        return quote(text)
+    mark = f"[{n_left_out} characters are left out here]"
+    return quote(f"{text[:n_head]}\n{mark}\n{text[n_head + n_left_out :]}")
+
+
 def one_line(text: str, limit: int = 400) -> str:
     r"""Defused text as one line of at most `limit` characters.
 
