@@ -146,6 +146,16 @@ def test_the_problem_of_an_unreadable_abstention_is_kept() -> None:
     assert grade(interaction("Solvable"), UNREADABLE).problem == "the key 'Reasoning' is missing"
 
 
+def test_a_label_that_is_as_right_is_taken_for_the_right_one() -> None:
+    vague = interaction("Ambiguous Query").model_copy(
+        update={"also_right": ("Insufficient Input",)}
+    )
+    found = grade(vague, abstaining("Insufficient Input"))
+    assert found.predicted == found.label == "Ambiguous Query"
+    assert found.overall_ok is True
+    assert grade(vague, abstaining("Misrouting")).overall_ok is False
+
+
 def test_an_interaction_without_a_label_is_refused() -> None:
     with pytest.raises(ValueError, match="'i1' has no label"):
         grade(interaction(None), SOLVED)

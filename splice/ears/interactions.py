@@ -29,5 +29,7 @@ class Interaction(Record):
     """What the agent replied; None: it was not asked."""
     label: Label | None = None
     """What is right to do; None: nobody has judged it."""
+    also_right: tuple[Label, ...] = ()
+    """Labels that are as right, where whoever labelled it does not tell them apart."""
     rationale: str | None = None
     """Why it is right to abstain, in at most 40 words; None: it is not, or nobody has said why."""

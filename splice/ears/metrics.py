@@ -46,7 +46,8 @@ class Graded(Record):
     label: Label
     """What was right to do."""
     predicted: Label | None
-    """What the agent did; None: it meant to abstain, in a form that can't be read."""
+    """What the agent did; None: it meant to abstain, in a form that can't be read. A label that is
+    as right as `label` is taken for it."""
     syntax_ok: bool
     """The reply is a well-formed task output or a well-formed abstention."""
     semantic_ok: bool | None
@@ -76,9 +77,10 @@ def grade(
 ) -> Graded:
     """Grade an agent's reply to an interaction of known label.
 
-    An abstention is right if its category is, and its rationale was not judged wrong. Carrying out
-    what called for an abstention is wrong, and so is abstaining from what could be done, whatever
-    the verdicts say. The interaction's own `reply` is not looked at.
+    An abstention is right if its category is, or is as right by the interaction's `also_right`, and
+    its rationale was not judged wrong. Carrying out what called for an abstention is wrong, and so
+    is abstaining from what could be done, whatever the verdicts say. The interaction's own `reply`
+    is not looked at.
 
     Args:
         interaction: what the agent was asked.
@@ -96,6 +98,8 @@ def grade(
         raise ValueError(f"interaction {interaction.id!r} has no label")
     read = parse_reply(reply)
     predicted = _predicted(read)
+    if predicted in interaction.also_right:
+        predicted = label
     problem = read.problem
     if read.output is not None and not is_well_formed(read.output):
         problem = "the task output is not well-formed"
