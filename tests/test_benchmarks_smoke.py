@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from test_evaluation import model, workload
 
+from skeletons.multihop.dealing import deal
+from skeletons.multihop.questions import Paragraph, Question, Step
 from splice.errors import StoreError
 from splice.evaluation import EvaluationSettings, evaluate
 
@@ -19,6 +21,7 @@ learned = pytest.importorskip("benchmarks.learned", reason=REASON)
 pool = pytest.importorskip("benchmarks.pool", reason=REASON)
 report = pytest.importorskip("benchmarks.report", reason=REASON)
 speed = pytest.importorskip("benchmarks.speed", reason=REASON)
+stages = pytest.importorskip("benchmarks.stages", reason=REASON)
 storage = pytest.importorskip("benchmarks.storage", reason=REASON)
 trials = pytest.importorskip("benchmarks.trials", reason=REASON)
 bare = pytest.importorskip("benchmarks.engines.bare", reason=REASON)
@@ -169,3 +172,37 @@ async def test_the_memory_of_a_growing_pool_is_sampled():
     assert found.mib[-1][0] >= 20 > found.mib[0][0]
     assert all(mib > 0 for _, mib in found.mib)
     assert "| peak | " in pool.memory_table(found)
+
+
+def test_stages_look_for_the_fact_that_is_sent_and_for_what_it_is_good_for():
+    maker = Step(paragraph=0, subjects=("Opus",), answer="Ana")
+    town = Step(paragraph=1, subjects=("Ana",), answer="Faro", needs=(0,))
+    question = Question(
+        id="q",
+        source="2wiki",
+        text="Where was the director of Opus born?",
+        answer="Faro",
+        kind="compositional",
+        paragraphs=tuple(
+            Paragraph(title=title, sentences=(text,), is_supporting=True, key=(0,))
+            for title, text in (("Opus", "Opus is a film by Ana."), ("Ana", "Ana is from Faro."))
+        ),
+        steps=(maker, town),
+    )
+    hands = deal(question)
+    holder = next(name for name in ("second", "third") if 1 in hands[name].paragraphs)
+    other = {"second": "third", "third": "second"}[holder]
+    known = stages.Known(question, hands)
+    assert stages.facts(known, ("first", holder)) == stages.Facts(("Ana",), ("Faro",))
+    assert stages.facts(known, ("first", other)) == stages.Facts((), ())
+    assert stages.facts(known, (holder, "writer")) == stages.Facts(("Faro",), ("Faro",))
+
+
+def test_each_stage_counts_what_came_through_those_before():
+    def case(is_found, is_used, after):
+        return stages.Case("2wiki", is_found, is_found, False, is_used, 0.0, after)
+
+    found = [case(True, True, 1.0), case(True, True, 0.0), case(True, False, 1.0)]
+    found += [case(False, True, 1.0)]
+    assert [len(left) for _, left in stages.stages(found)] == [4, 3, 3, 3, 2, 1]
+    assert stages.table(found)[-1].split()[-5:] == ["0.50", "[0.09,", "0.91]", "0.000", "1.000"]
