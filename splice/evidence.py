@@ -14,7 +14,16 @@ from typing import NamedTuple, TypeAlias
 
 from splice.abstention import parse_reply
 from splice.material import delivered
-from splice.records import Edge, Evidence, NodeId, NodeRun, Query, Trace, Trial
+from splice.records import (
+    Edge,
+    Evidence,
+    NodeId,
+    NodeRun,
+    Query,
+    SpliceMessage,
+    Trace,
+    Trial,
+)
 from splice.text import contains, is_refusal, last_answer_line, norm, numbers, token_f1, words
 
 Units: TypeAlias = Callable[[str], frozenset[str]]
@@ -48,7 +57,7 @@ def gather_evidence(
     readable = _readable(base, before, query=query, subtask=subtask, private=private)
     w = _compare(words, old=old, new=new, message=message.text, readable=readable)
     n = _compare(numbers, old=old, new=new, message=message.text, readable=readable)
-    pointed_at = _pointed_at(message.focus, private)
+    pointed_at = _pointed_at(message, private)
     old_answer, new_answer = _answer_text(base.answer), _answer_text(trial.trace.answer)
     is_moved = norm(old) != norm(new)
     was_refusal, is_now_refusal = is_refusal(old_answer), is_refusal(new_answer)
@@ -121,11 +130,12 @@ def _readable(
     return [query.text, subtask, *heard, *private, *returned]
 
 
-def _pointed_at(focus: str | None, private: Sequence[str]) -> frozenset[str]:
-    """Words and numbers of the receiver's documents that name the message's focus."""
-    if focus is None:
+def _pointed_at(message: SpliceMessage, private: Sequence[str]) -> frozenset[str]:
+    """Words and numbers of the receiver's documents that name what the message is about."""
+    if message.focus is None:
         return frozenset()
-    found = [text for text in private if contains(text, focus)]
+    about = (message.focus, *message.also)
+    found = [text for text in private if any(contains(text, name) for name in about)]
     return frozenset().union(*map(words, found), *map(numbers, found))
 
 

@@ -51,6 +51,9 @@ _KNOWN_SHARE = 0.9
 _SHORT_WORDS = 12
 """Outputs of at most so many words are findings; longer ones are texts to pick sentences from."""
 
+_MOST_ABOUT = 3
+"""Items that a message may be said to be about."""
+
 
 class MessageSettings(Record):
     """How messages are written."""
@@ -105,14 +108,14 @@ def extract_message(
     edge = gap.edge
     heard = told(workflow, base, edge.receiver)
     pieces = material(workflow, base, edge.source)
-    focus = _focus(workflow, base, gap)
+    about = _about(workflow, base, gap)
     lines = list(_finding(workflow, base, gap, heard))
-    ranked = _ranked_sentences(pieces, gap, heard, focus)
+    ranked = _ranked_sentences(pieces, gap, heard, about)
     lines += ranked if not lines else ranked[: settings.max_lines]
     lines = _within(_distinct(lines), settings)
     if not lines:
         return None
-    return _message(gap, lines, focus, "extractive", n_dropped=0)
+    return _message(gap, lines, about, "extractive", n_dropped=0)
 
 
 def _finding(workflow: Workflow, base: Trace, gap: Gap, heard: str) -> Iterator[MessageLine]:
@@ -136,12 +139,12 @@ def _finding(workflow: Workflow, base: Trace, gap: Gap, heard: str) -> Iterator[
 
 
 def _ranked_sentences(
-    pieces: Sequence[Piece], gap: Gap, heard: str, focus: str | None
+    pieces: Sequence[Piece], gap: Gap, heard: str, about: Sequence[str]
 ) -> list[MessageLine]:
     """Sentences of the source that tell the receiver something, the most telling first.
 
-    By number of gap items and mention of the focus, then by share of new words. What names neither
-    an item nor the focus is left out, unless it is the source's output itself.
+    By number of gap items and mention of what the message is about, then by share of new words.
+    What names neither is left out, unless it is the source's output itself.
     """
     wanted = [item.text for item in gap.items if item.is_held]
     read = words(heard)
@@ -152,33 +155,44 @@ def _ranked_sentences(
             own = words(text)
             new = len(own - read) / max(1, len(own))
             hits = [item for item in wanted if contains(text, item)]
-            about = focus is not None and contains(text, focus)
+            is_about = any(contains(text, name) for name in about)
             if piece.origin == "output" and is_refusal(text):
                 continue
             is_new = new > 1 - _KNOWN_SHARE or any(not contains(heard, i) for i in items(text))
-            if not is_new or not (hits or about or piece.origin == "output"):
+            if not is_new or not (hits or is_about or piece.origin == "output"):
                 continue
             span = Span(origin=piece.origin, start=start, end=end, text=text)
             line = MessageLine(text=one_line(text), spans=(span,), item=hits[0] if hits else None)
-            scored.append(((len(hits) + about, new), line))
+            scored.append(((len(hits) + is_about, new), line))
     scored.sort(key=lambda entry: entry[0], reverse=True)
     return [line for _, line in scored]
 
 
-def _focus(workflow: Workflow, base: Trace, gap: Gap) -> str | None:
-    """What the receiver should look for.
+def _about(workflow: Workflow, base: Trace, gap: Gap) -> tuple[str, ...]:
+    """What the receiver should look for, the first first.
 
-    The item of the source's finding that the receiver's own documents know; else the first item
-    that the receiver was not told; else None.
+    The items of the source's finding that the receiver's own documents know, all of them if the
+    finding is short: of two directors, a receiver that is pointed at one answers for one. Else the
+    first item that the receiver was not told; else none.
     """
     heard = told(workflow, base, gap.edge.receiver)
     output = emitted(base.by_node[gap.edge.source])
     if is_refusal(output):
-        return None
+        return ()
     if bridging := bridges(workflow, base, gap.edge):
-        return bridging[0]
+        n_most = _MOST_ABOUT if len(output.split()) <= _SHORT_WORDS else 1
+        return tuple(_apart(bridging))[:n_most]
     new = [item for item in telling_items(output) if not contains(heard, item)]
-    return new[0] if new else None
+    return tuple(new[:1])
+
+
+def _apart(names: Sequence[str]) -> Iterator[str]:
+    """Names of which none stands in another one that came before, nor holds one."""
+    kept: list[str] = []
+    for name in names:
+        if not any(contains(name, other) or contains(other, name) for other in kept):
+            kept.append(name)
+            yield name
 
 
 def _distinct(lines: Sequence[MessageLine]) -> list[MessageLine]:
@@ -209,7 +223,7 @@ def _within(lines: Sequence[MessageLine], settings: MessageSettings) -> list[Mes
 def _message(
     gap: Gap,
     lines: Sequence[MessageLine],
-    focus: str | None,
+    about: Sequence[str],
     writer: Literal["extractive", "model"],
     n_dropped: int,
 ) -> SpliceMessage:
@@ -218,7 +232,8 @@ def _message(
         receiver=gap.edge.receiver,
         key=lines[0],
         lines=tuple(lines[1:]),
-        focus=focus,
+        focus=about[0] if about else None,
+        also=tuple(about[1:]),
         not_found=tuple(item.text for item in gap.items if not item.is_held),
         n_dropped=n_dropped,
         writer=writer,
@@ -302,7 +317,7 @@ async def _ask_for_message(
     lines = _within([line for line in _distinct(lines) if _is_new(line, heard)], settings)
     if not lines:
         return None
-    return _message(gap, lines, _focus(workflow, base, gap), "model", n_dropped)
+    return _message(gap, lines, _about(workflow, base, gap), "model", n_dropped)
 
 
 def read_message(

@@ -522,6 +522,8 @@ class SpliceMessage(Record):
     lines: tuple[MessageLine, ...] = ()
     focus: str | None = None
     """What the receiver should look for: the item that the message resolves."""
+    also: tuple[str, ...] = ()
+    """Further such items, where the source has found several at once."""
     not_found: tuple[str, ...] = ()
     """Gap items that the source does not have."""
     n_dropped: int = 0

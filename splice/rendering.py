@@ -9,12 +9,23 @@ into 10 and 2 (docs/results.md).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from splice.abstention import abstention_prompt
 from splice.prompts import one_line, quote, render
 from splice.records import ChatMessage, Document, NodeId, NodeRun, Query, SpliceMessage, trusted
 from splice.workflow import Agent, Function, Workflow
+
+_THIS: Final = re.compile(
+    r"\b[Tt]his (?!(?:a|an|and|answer|are|as|be|been|by|can|case|could|data|did|document|does"
+    r"|evidence|file|for|form|from|had|has|information|in|is|it|kind|line|list|may|message|might"
+    r"|must|of|on|one|or|part|problem|query|question|reply|report|request|sentence|shall|should"
+    r"|step|task|text|that|the|time|to|topic|was|way|week|were|what|which|will|with|word|would"
+    r"|year)\b)([a-z]+)\b"
+)
+"""`this person`, and the like: `this` with a word for something that has a name."""
 
 
 def question_block(query: Query) -> str:
@@ -47,13 +58,20 @@ def message_block(message: SpliceMessage) -> str:
 
 
 def task_block(subtask: str, message: SpliceMessage | None) -> str:
-    """The node's task; with a message, bound to what it is about."""
+    """The node's task; with a message, bound to what it is about.
+
+    A task that says `this person`, or the like, is asked with the name in that place: small models
+    go on answering about somebody else if the name stands beside the task (docs/results.md).
+    """
     task = one_line(subtask, limit=4000)
     if message is None or message.focus is None:
         return render("agent_task", subtask=task)
-    # The focus is the source's wording: it must not close the quotation marks around it.
-    focus = one_line(message.focus, limit=80).replace('"', "'")
-    return render("agent_task_about", focus=focus, subtask=task)
+    # Names are the source's wording: they must not close the quotation marks around them.
+    names = [one_line(name, limit=80).replace('"', "'") for name in (message.focus, *message.also)]
+    about = " and ".join(f'"{name}"' for name in names)
+    if len(set(_THIS.findall(task))) == 1:
+        return render("agent_task", subtask=_THIS.sub(lambda _: about, task))
+    return render("agent_task_about", about=about, subtask=task)
 
 
 def render_input(

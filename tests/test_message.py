@@ -155,6 +155,21 @@ def test_the_focus_is_what_the_receivers_own_papers_know() -> None:
     assert message.focus == "Doha"
 
 
+def test_a_short_finding_of_several_names_is_about_all_that_the_papers_know() -> None:
+    made_by = workflow(visas=("Rules for Doha: 31 hours.", "Rules for Quito: none."))
+    message = extract_message(made_by, trace(made_by, output="Doha, Quito, Rio"), gap())
+    assert message is not None
+    assert (message.focus, message.also) == ("Doha", ("Quito",))
+
+
+def test_a_long_output_is_about_one_name() -> None:
+    made_by = workflow(visas=("Rules for Doha: 31 hours.", "Rules for Quito: none."))
+    output = "After much reading I can say that there is a stop in Doha and another one in Quito."
+    message = extract_message(made_by, trace(made_by, output=output), gap())
+    assert message is not None
+    assert (message.focus, message.also) == ("Doha", ())
+
+
 def test_a_source_that_declined_gives_a_document_but_no_focus() -> None:
     made_by = workflow()
     message = extract_message(made_by, trace(made_by, output="not found"), gap("Lisbon"))

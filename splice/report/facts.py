@@ -120,7 +120,8 @@ def message_remarks(message: SpliceMessage) -> list[str]:
     """Focus of a message, what its source does not have, and what was dropped."""
     remarks = []
     if message.focus is not None:
-        remarks.append(f"focus: {shortened(message.focus, 120)}")
+        about = joined(shortened(name, 120) for name in (message.focus, *message.also))
+        remarks.append(f"focus: {about}")
     if message.not_found:
         remarks.append(f"not found: {joined(shortened(item, 60) for item in message.not_found)}")
     if message.n_dropped:
