@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, Any
 from splice._version import __version__
 
 if TYPE_CHECKING:
-    from splice.api import arepair, arepair_many, arun, repair, repair_many, run
+    from splice.api import (
+        acoordinate,
+        arepair,
+        arepair_many,
+        aresume,
+        arun,
+        coordinate,
+        repair,
+        repair_many,
+        resume,
+        run,
+    )
+    from splice.coordination import CoordinationSettings
     from splice.diagnosis import diagnose
     from splice.errors import (
         BudgetExceeded,
@@ -42,6 +54,9 @@ if TYPE_CHECKING:
     from splice.queries import Case, load_cases
     from splice.records import (
         Abstention,
+        Action,
+        ClarifyingQuestion,
+        CoordinationResult,
         Document,
         ModelSettings,
         NodeRun,
@@ -58,7 +73,19 @@ if TYPE_CHECKING:
     from splice.workload import Example, Workload
 
 _HOME = {
-    "splice.api": ("arepair", "arepair_many", "arun", "repair", "repair_many", "run"),
+    "splice.api": (
+        "acoordinate",
+        "arepair",
+        "arepair_many",
+        "aresume",
+        "arun",
+        "coordinate",
+        "repair",
+        "repair_many",
+        "resume",
+        "run",
+    ),
+    "splice.coordination": ("CoordinationSettings",),
     "splice.diagnosis": ("diagnose",),
     "splice.errors": (
         "BudgetExceeded",
@@ -88,6 +115,9 @@ _HOME = {
     "splice.queries": ("Case", "load_cases"),
     "splice.records": (
         "Abstention",
+        "Action",
+        "ClarifyingQuestion",
+        "CoordinationResult",
         "Document",
         "ModelSettings",
         "NodeRun",
@@ -107,11 +137,15 @@ _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "Abstention",
+    "Action",
     "Agent",
     "Budget",
     "BudgetExceeded",
     "CachedModel",
     "Case",
+    "ClarifyingQuestion",
+    "CoordinationResult",
+    "CoordinationSettings",
     "DataError",
     "Document",
     "Endpoint",
@@ -149,14 +183,18 @@ __all__ = [
     "Workload",
     "WriteBlocked",
     "__version__",
+    "acoordinate",
     "arepair",
     "arepair_many",
+    "aresume",
     "arun",
+    "coordinate",
     "diagnose",
     "load_cases",
     "load_workflow",
     "repair",
     "repair_many",
+    "resume",
     "run",
     "tool",
 ]

@@ -14,11 +14,11 @@ import json
 import re
 import string
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal, get_args
 
-from splice.prompts import one_line, render
+from splice.prompts import render
 from splice.records import Abstention, AbstentionCategory, Record
 from splice.text import bare, is_refusal
 
@@ -289,25 +289,16 @@ def reply_schema() -> dict[str, Any]:
     }
 
 
-def abstention_prompt(
-    supported: str | None = None,
-    neighbours: Mapping[str, str] | None = None,
-    *,
-    is_structured: bool = False,
-) -> str:
+def abstention_prompt(lists: Sequence[str] = (), *, is_structured: bool = False) -> str:
     """What a node that may abstain is told about it.
 
     Args:
-        supported: what the node can do, in a line.
-        neighbours: other nodes by name, each with what it does, for *Misrouting*.
+        lists: what it has to know of its workflow, as `splice.rendering` lists it: alternatives for
+            *Missing Capability*, other agents for *Misrouting*.
         is_structured: every reply has the form of `reply_schema`, not only abstentions.
     """
-    details = [f"You can do: {one_line(supported)}"] if supported else []
-    if neighbours:
-        details.append("The other agents:")
-        details += [f"- {name}: {one_line(what, limit=120)}" for name, what in neighbours.items()]
     name = "agent_may_abstain_structured" if is_structured else "agent_may_abstain"
-    return render(name, details="".join(f"\n{line}" for line in details))
+    return render(name, details="".join(f"\n{each}" for each in lists))
 
 
 def wire(abstention: Abstention) -> str:

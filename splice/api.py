@@ -1,4 +1,4 @@
-"""The doors: run and repair, async and sync.
+"""The doors: run, repair and coordinate, async and sync.
 
 The sync doors work in scripts and, where an event loop is already running, in notebooks.
 """
@@ -13,6 +13,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from splice.concurrency import Progress, each
+from splice.coordination import (
+    Ask,
+    CoordinationSettings,
+    Means,
+    check_settings,
+    coordinate_from,
+    resume_from,
+)
 from splice.diagnosis import Diagnoser, diagnose
 from splice.errors import QueryError, SettingsError
 from splice.executor import Models, Recording, RunSettings, execute, memo_key
@@ -22,6 +30,7 @@ from splice.models.default import default_model
 from splice.models.protocol import ChatModel
 from splice.records import (
     ChatMessage,
+    CoordinationResult,
     ModelIdentity,
     NodeId,
     NodeRun,
@@ -98,13 +107,7 @@ async def arepair(
     models = _models(workflow, model)
     chosen = open_selector(selector)
     account = open_account(settings.run.budget)
-    if base is None:
-        if query is None:
-            raise QueryError("repair needs a query or a base run")
-        base = await _base_run(workflow, _query(query), models, settings.run, account, store)
-    elif query is not None and query not in (base.query, base.query.text):
-        raise QueryError(f"the base run is about another query: {base.query.text[:200]!r}")
-    workflow.check_trace(base)
+    base = await _base(workflow, query, base, models, settings.run, account, store)
     result = await repair_from(
         workflow,
         base,
@@ -200,6 +203,75 @@ async def arepair_many(
     )
 
 
+async def acoordinate(
+    workflow: Workflow,
+    query: Query | str | None = None,
+    *,
+    model: Models | None = None,
+    base: Trace | None = None,
+    ask: Ask | None = None,
+    settings: CoordinationSettings = CoordinationSettings(),
+    store: TraceStore | None = None,
+) -> CoordinationResult:
+    """Run a workflow on one query, and deal with each abstention so that the run goes on.
+
+    Args:
+        workflow: what to run.
+        query: a query, or its text; not needed with `base`, which has its own.
+        model: as in `arun`.
+        base: a recorded base run to start from; None: the workflow is run first.
+        ask: answers questions to the user, sync or async; None: the first question ends the run and
+            stands in the result, for `aresume`.
+        settings: how to run and to deal with abstentions.
+        store: gets every node run as it ends, and each trace; an interrupted run goes on from it.
+
+    Raises:
+        QueryError: the query does not fit the workflow or `base`, or neither of them is given.
+        TraceMismatch: another workflow recorded `base`.
+        SettingsError: a model is missing, or the coordinator is no node.
+    """
+    check_settings(workflow, settings)
+    models = _models(workflow, model)
+    account = open_account(settings.run.budget)
+    base = await _base(workflow, query, base, models, settings.run, account, store)
+    means = _means(workflow, models, ask, settings, account, store, base.rollout)
+    return await coordinate_from(means, base)
+
+
+async def aresume(
+    workflow: Workflow,
+    result: CoordinationResult,
+    answer: str | None = None,
+    *,
+    model: Models | None = None,
+    ask: Ask | None = None,
+    settings: CoordinationSettings = CoordinationSettings(),
+    store: TraceStore | None = None,
+) -> CoordinationResult:
+    """Go on with a coordinated run: from its open question, or from where a failure ended it.
+
+    Nodes that the answer does not affect keep their recorded runs; nodes that failed run again.
+
+    Args:
+        workflow: what `result` was made with.
+        result: how far the run came; also one that was stored, in another process.
+        answer: to `result.question`; None: the user has none, so that the run falls back.
+        model: as in `arun`; the same models as before.
+        ask: answers further questions; None: the next one ends the run again.
+        settings: as in `acoordinate`; the budget is for what is spent from here on.
+        store: as in `acoordinate`.
+
+    Raises:
+        QueryError: there is an answer and the result has no question.
+        TraceMismatch: another workflow recorded the result.
+        SettingsError: a model is missing or another one than before.
+    """
+    workflow.check_trace(result.trace)
+    models, account = _models(workflow, model), open_account(settings.run.budget)
+    means = _means(workflow, models, ask, settings, account, store, result.trace.rollout)
+    return await resume_from(means, result, answer)
+
+
 def run(
     workflow: Workflow,
     query: Query | str,
@@ -269,6 +341,40 @@ def repair_many(
     return _wait(work, models)
 
 
+def coordinate(
+    workflow: Workflow,
+    query: Query | str | None = None,
+    *,
+    model: Models | None = None,
+    base: Trace | None = None,
+    ask: Ask | None = None,
+    settings: CoordinationSettings = CoordinationSettings(),
+    store: TraceStore | None = None,
+) -> CoordinationResult:
+    """Run a workflow on one query and deal with abstentions; `acoordinate` without `await`."""
+    models = _models(workflow, model)
+    work = acoordinate(
+        workflow, query, model=models, base=base, ask=ask, settings=settings, store=store
+    )
+    return _wait(work, models)
+
+
+def resume(
+    workflow: Workflow,
+    result: CoordinationResult,
+    answer: str | None = None,
+    *,
+    model: Models | None = None,
+    ask: Ask | None = None,
+    settings: CoordinationSettings = CoordinationSettings(),
+    store: TraceStore | None = None,
+) -> CoordinationResult:
+    """Go on with a coordinated run; `aresume` without `await`."""
+    models = _models(workflow, model)
+    work = aresume(workflow, result, answer, model=models, ask=ask, settings=settings, store=store)
+    return _wait(work, models)
+
+
 # --- behind the doors ------------------------------------------------------------------------
 
 
@@ -300,6 +406,26 @@ def _models(workflow: Workflow, model: Models | None) -> Models:
     return default_model(workflow) if workflow.agents else {}
 
 
+async def _base(
+    workflow: Workflow,
+    query: Query | str | None,
+    base: Trace | None,
+    models: Models,
+    settings: RunSettings,
+    account: Account | None,
+    store: TraceStore | None,
+) -> Trace:
+    """The base run that was given, checked, or a new one."""
+    if base is None:
+        if query is None:
+            raise QueryError("it needs a query or a base run")
+        return await _base_run(workflow, _query(query), models, settings, account, store)
+    if query is not None and query not in (base.query, base.query.text):
+        raise QueryError(f"the base run is about another query: {base.query.text[:200]!r}")
+    workflow.check_trace(base)
+    return base
+
+
 async def _base_run(
     workflow: Workflow,
     query: Query,
@@ -327,6 +453,27 @@ async def _base_run(
     if store is not None:
         store.put_trace(trace)
     return trace
+
+
+def _means(
+    workflow: Workflow,
+    models: Models,
+    ask: Ask | None,
+    settings: CoordinationSettings,
+    account: Account | None,
+    store: TraceStore | None,
+    rollout: int,
+) -> Means:
+    """What a coordinated run is made with, with a store as it uses one."""
+    return Means(
+        workflow=workflow,
+        models=models,
+        settings=settings,
+        ask=ask,
+        account=account,
+        recording=_recording(workflow, store, rollout),
+        on_trace=store.put_trace if store is not None else None,
+    )
 
 
 def _recording(workflow: Workflow, store: TraceStore | None, rollout: int) -> Recording | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from splice import diagnose_cli, evaluate_cli, models_cli, selfcheck_cli
+from splice import diagnose_cli, ears_cli, evaluate_cli, models_cli, selfcheck_cli
 from splice._version import __version__
 from splice.errors import SettingsError, SpliceError, StoreError
 
@@ -40,6 +40,7 @@ app = typer.Typer(
 trace_app = typer.Typer(help="Read recorded runs.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(trace_app, name="trace")
 app.add_typer(models_cli.app, name="models")
+app.add_typer(ears_cli.app, name="ears")
 app.command()(diagnose_cli.diagnose)
 app.command()(evaluate_cli.evaluate)
 app.command()(selfcheck_cli.selfcheck)

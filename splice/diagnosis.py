@@ -24,6 +24,7 @@ from splice.records import (
     NodeId,
     Trace,
 )
+from splice.registry import named_agent, what_it_does
 from splice.text import contains, items, norm, words
 from splice.workflow import Agent, Workflow
 
@@ -169,12 +170,16 @@ def rank_edges(
         edges: to put in order; equal ones keep theirs.
         by: the higher, the earlier.
     """
-    abstaining = {run.node: run.abstention for run in trace.node_runs if run.abstention is not None}
+    named = {
+        run.node: named_agent(workflow, run.node, run.abstention)
+        for run in trace.node_runs
+        if run.abstention is not None
+    }
     return tuple(
         sorted(
             edges,
             key=lambda scored: (
-                not _is_named_source(workflow, scored.edge, abstaining),
+                named.get(scored.edge.receiver) != scored.edge.source,
                 -by(scored),
             ),
         )
@@ -218,24 +223,10 @@ def _is_allowed(
 
 def _has_capability(workflow: Workflow, node: NodeId, rationale: str) -> bool:
     """Whether a node's tools or description mention what is called unsupported."""
-    own = workflow.by_id[node]
-    if not isinstance(own, Agent):
+    if not isinstance(workflow.by_id[node], Agent):
         return False
-    tools = (workflow.tools_by_name[name].spec for name in own.tools)
-    described = " ".join([own.role, own.subtask, *(f"{t.name} {t.description}" for t in tools)])
-    return bool(words(rationale) & words(described.replace("_", " ")))
-
-
-def _is_named_source(
-    workflow: Workflow, edge: CandidateEdge, abstaining: Mapping[NodeId, Abstention]
-) -> bool:
-    """Whether the receiver says that its request belongs to this very source."""
-    abstention = abstaining.get(edge.receiver)
-    return (
-        abstention is not None
-        and abstention.category == "Misrouting"
-        and contains(abstention.rationale, edge.source)
-    )
+    described = what_it_does(workflow, node).replace("_", " ")
+    return bool(words(rationale) & words(described))
 
 
 # --- the gap ---------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from splice.files import write_whole
 from splice.line import RepairSettings, admit
 from splice.policies import ALL_POLICIES, POLICIES, BaseRun, Bench, Outcome
 from splice.records import CallRecord, Diagnosis, Edge, ModelIdentity, Probability, Query, Record
+from splice.report.abstentions import NodeAbstentions, abstentions_by_node
 from splice.selector import Selector
 from splice.statistics import (
     Bin,
@@ -184,6 +185,8 @@ class EvaluationResult(Record):
     diagnosis: DiagnosisResult
     failed_nodes: int
     """Node runs of the base runs that failed: they count as they are, as wrong answers."""
+    abstentions: tuple[NodeAbstentions, ...] = ()
+    """The nodes that abstained in base runs; an answer is right if its score is 1."""
 
 
 class _Scored(NamedTuple):
@@ -475,6 +478,9 @@ def _result(
         diagnosis=_diagnosis_result(bases, settings, metric),
         failed_nodes=sum(
             run.status == "failed" for scored in bases for run in scored.base.trace.node_runs
+        ),
+        abstentions=abstentions_by_node(
+            (scored.base.trace, scored.scores[metric] >= 1 - settings.epsilon) for scored in bases
         ),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from splice.evaluation import DiagnosisResult, EvaluationResult, KindResult, PolicyResult
+from splice.report.abstentions import NodeAbstentions, abstention_table
 from splice.report.display import WIDTH, aligned, visible, wrap
 
 
@@ -20,6 +21,7 @@ def evaluation_text(result: EvaluationResult) -> str:
             *_metrics(result),
             *_kinds(result.kinds),
             *_foreseen(result.diagnosis),
+            *_abstentions(result.abstentions),
         ]
     )
 
@@ -169,3 +171,8 @@ def _foreseen(diagnosis: DiagnosisResult) -> Iterator[str]:
     ]
     if known:
         yield f"predicted against actual: {', '.join(known)}"
+
+
+def _abstentions(nodes: Sequence[NodeAbstentions]) -> Iterator[str]:
+    if nodes:
+        yield from ("", "Abstentions by node, in the base runs:", *abstention_table(nodes))

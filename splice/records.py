@@ -29,7 +29,7 @@ Edge: TypeAlias = tuple[NodeId, NodeId]
 """(source, receiver): the receiver reads the source's output."""
 
 Stage: TypeAlias = Literal[
-    "run", "diagnose", "generate", "trial", "select", "audit", "route", "judge"
+    "run", "diagnose", "generate", "trial", "select", "audit", "route", "judge", "coordinate"
 ]
 """What a model call was made for."""
 
@@ -238,7 +238,7 @@ class ModelIdentity(Record):
     provider: str
     """`endpoint`, `local`, `scripted`, or a name of the user's."""
     digest: str | None = None
-    """SHA-256 of the weights, where they are known."""
+    """SHA-256 of the weights, where they are known; with an adapter, of both, joined by +."""
     version: str | None = None
     """Version of the software that ran them, where it is known."""
 
@@ -717,3 +717,138 @@ class RepairBatch(Record):
     stop_reason: str
     """`done`, or which budget ended the batch."""
     elapsed_s: float = 0.0
+
+
+# --- coordination ----------------------------------------------------------------------------
+
+
+class ClarifyingQuestion(Record):
+    """One question to the user that may resolve an abstention."""
+
+    node: NodeId
+    """The node that can't act."""
+    category: AbstentionCategory
+    text: str
+    """One line, without control characters."""
+    options: tuple[str, ...] = ()
+    """Answers to offer; any other answer is as good. Empty: none is known."""
+    item: str | None = None
+    """What is missing, where that is what is asked for and the node named it."""
+
+
+class Action(Record):
+    """What the coordinator did about one abstention."""
+
+    kind: Literal["clarify", "fill", "alternative", "reroute", "handover", "fallback"]
+    """Ask the user; deliver what was held elsewhere; offer what is supported instead; send the
+    request to another node; leave it to an agent outside; leave it as it is."""
+    node: NodeId
+    """The node that abstained."""
+    abstention: Abstention
+    question: ClarifyingQuestion | None = None
+    """What the user was asked, or had been asked for another node."""
+    answer: str | None = None
+    """The user's answer; None: there was none, or nobody was asked."""
+    item: str | None = None
+    """What a fill was looking for."""
+    source: NodeId | None = None
+    """The node that held it; None: the question itself did."""
+    target: NodeId | None = None
+    """Who got the request (reroute), who is to get it (handover), who reads the abstention and
+    answers (fallback; None: nobody does)."""
+    delivered: str | None = None
+    """What was delivered: to the abstaining node, or, by a reroute, to those that read it. None: a
+    reroute whose target could not act, or nothing."""
+    rerun: tuple[NodeId, ...] = ()
+    """Nodes that ran because of it, in canonical order, the target of a reroute first."""
+    reason: str | None = None
+    """Why it was no more than this; one line for people."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing more is done about this abstention in these words."""
+        if self.kind == "reroute":
+            return self.delivered is not None
+        return self.kind in ("handover", "fallback")
+
+
+CoordinationStop: TypeAlias = Literal["done", "needs_answer", "max_actions", "budget", "failed"]
+"""Why a coordinated run ended: every abstention is dealt with; the user has to be asked; as many
+actions as there may be; the budget; a node failed that had not before."""
+
+
+class CoordinationResult(Record):
+    """One coordinated run: the answer, what was done about each abstention, what is still open."""
+
+    query: Query
+    """As it was asked; that of `trace` also has what was delivered since."""
+    answer: str | None
+    """That of `trace`; where the output node's request went to another node, what that one said."""
+    trace: Trace
+    """The last run in which no node failed that had not failed before."""
+    actions: tuple[Action, ...] = ()
+    """In the order in which they were taken."""
+    question: ClarifyingQuestion | None = None
+    """What has to be answered before the run can go on; see `resume`."""
+    stop_reason: CoordinationStop
+    problem: str | None = None
+    """What went wrong; one line for people."""
+    unfinished: Trace | None = None
+    """The run that a failure ended; `resume` goes on from it."""
+    earlier: tuple[NodeRun, ...] = ()
+    """Node runs that are no part of `trace`: those that later ones replaced, and those of requests
+    that another node got. Nothing that was asked before is asked again."""
+    calls: tuple[CallRecord, ...]
+    """Every attempt at a model call, the base run's first."""
+
+    @property
+    def unresolved(self) -> Mapping[NodeId, Abstention]:
+        """Abstentions of `trace` whose request no other node took over, by node."""
+        taken = [(a.node, a.abstention) for a in self.actions if a.kind == "reroute" and a.is_final]
+        return {
+            run.node: run.abstention
+            for run in self.trace.node_runs
+            if run.abstention is not None and (run.node, run.abstention) not in taken
+        }
+
+    def to_json(self) -> str:
+        """The whole result as JSON; `CoordinationResult.model_validate_json` reads it."""
+        return self.model_dump_json()
+
+    def __str__(self) -> str:
+        """The result as a few lines of text."""
+        from splice.report.display import in_quotes, labelled
+
+        lines = labelled("Query", [in_quotes(self.query.text)])
+        for action in self.actions:
+            lines += labelled(action.kind.capitalize(), _told(action))
+        if self.question is not None:
+            options = [f"- {option}" for option in self.question.options]
+            lines += labelled("Open", [f"{self.question.node}: {self.question.text}", *options])
+        lines += labelled("Answer", [in_quotes(self.answer)])
+        lines += labelled("Unresolved", list(self.unresolved))
+        problem = f": {self.problem}" if self.problem else ""
+        return "\n".join([*lines, *labelled("Ended", [f"{self.stop_reason}{problem}"])])
+
+
+def _told(action: Action) -> list[str]:
+    """An action as lines for people."""
+    from splice.report.display import in_quotes, joined
+
+    lines = [
+        f"{action.node}: {action.abstention.category}, {in_quotes(action.abstention.rationale)}"
+    ]
+    if action.question is not None:
+        options = f" ({joined(action.question.options)})" if action.question.options else ""
+        lines.append(f"asked: {action.question.text}{options}")
+        lines.append(f"answered: {in_quotes(action.answer)}")
+    elif action.kind in ("fill", "reroute") and action.delivered is not None:
+        held = action.target or action.source or "the question"
+        lines.append(f"{held}: {in_quotes(action.delivered)}")
+    elif action.target is not None:
+        lines.append(f"{'sent' if action.kind == 'reroute' else 'left'} to {action.target}")
+    if action.reason is not None:
+        lines.append(action.reason)
+    if action.rerun:
+        lines.append(f"ran: {joined(action.rerun)}")
+    return lines

@@ -10,7 +10,7 @@ into 10 and 2 (docs/results.md).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from splice.abstention import abstention_prompt
@@ -18,6 +18,10 @@ from splice.prompts import one_line, quote, render
 from splice.records import ChatMessage, Document, NodeId, NodeRun, Query, SpliceMessage, trusted
 from splice.workflow import Agent, Function, Workflow
 
+_MOST_LISTED: Final = 12
+_LONGEST: Final = 120
+"""Entries of a list of capabilities or agents, and characters of each: small models lose the task
+behind more."""
 _THIS: Final = re.compile(
     r"\b[Tt]his (?!(?:a|an|and|answer|are|as|be|been|by|can|case|could|data|did|document|does"
     r"|evidence|file|for|form|from|had|has|information|in|is|it|kind|line|list|may|message|might"
@@ -99,18 +103,77 @@ def render_input(
         return (trusted(ChatMessage, {"role": "user", "content": "\n\n".join(blocks)}),)
     if node.reply:
         blocks.append(node.reply)
-    system = render("agent_system", role=node.role)
+    system = render("agent_system", role="\n".join([node.role, *capability_lists(workflow, node)]))
     if node.may_abstain:
-        others = neighbours(workflow, node.id)
-        rules = abstention_prompt(neighbours=others, is_structured=node.structured_replies)
-        system = f"{system}\n\n{rules}"
+        lists = resort_lists(workflow, node)
+        system = f"{system}\n\n{abstention_prompt(lists, is_structured=node.structured_replies)}"
     return (
         ChatMessage(role="system", content=system),
         ChatMessage(role="user", content="\n\n".join(blocks)),
     )
 
 
+def capability_lists(workflow: Workflow, agent: Agent) -> tuple[str, ...]:
+    """What an agent is told that it can do, and that it can't; nothing where nothing is declared.
+
+    Beside its abilities stand its tools, save those that an ability opens with.
+    """
+    lists = []
+    if agent.abilities:
+        lists.append(_listed("told_abilities", [*agent.abilities, *_tool_lines(workflow, agent)]))
+    if agent.limits:
+        lists.append(_listed("told_limits", agent.limits))
+    return tuple(lists)
+
+
+def _tool_lines(workflow: Workflow, agent: Agent) -> Iterator[str]:
+    """Name and first line of the description of each tool."""
+    told = {ability.partition(":")[0].strip() for ability in agent.abilities}
+    for name in agent.tools:
+        if name not in told:
+            first = workflow.tools_by_name[name].spec.description.strip().partition("\n")[0]
+            yield f"{name}: {first}" if first else name
+
+
+def resort_lists(workflow: Workflow, agent: Agent) -> tuple[str, ...]:
+    """What an agent that may abstain is told of what is left to it and to others."""
+    lists = []
+    if agent.alternatives:
+        offers = [
+            f"{one_line(unsupported, limit=_LONGEST // 2)} -> {one_line(supported)}"
+            for unsupported, supported in agent.alternatives.items()
+        ]
+        lists.append(_listed("told_alternatives", offers))
+    # All nodes are told, however many: what a run of a given workflow reads may not change.
+    others = [
+        f"- {name}: {one_line(what, limit=_LONGEST)}"
+        for name, what in neighbours(workflow, agent.id).items()
+    ]
+    others += _entries(
+        [f"{name}: {one_line(what, limit=_LONGEST)}" for name, what in workflow.elsewhere.items()]
+    )
+    if others:
+        lists.append(render("told_others", lines="\n".join(others)))
+    return tuple(lists)
+
+
 def neighbours(workflow: Workflow, node: NodeId) -> Mapping[NodeId, str]:
-    """The other nodes and what each does, as a node that may refer to them is told."""
-    others = (other for other in workflow.nodes if other.id != node)
-    return {other.id: one_line(other.subtask, limit=120) for other in others if other.subtask}
+    """The other nodes that say what they do, by their subtask or else by their abilities."""
+    does = {
+        other.id: other.subtask or "; ".join(other.abilities if isinstance(other, Agent) else ())
+        for other in workflow.nodes
+        if other.id != node
+    }
+    return {name: what for name, what in does.items() if what}
+
+
+def _listed(template: str, lines: Sequence[str]) -> str:
+    entries = _entries([one_line(line, limit=_LONGEST) for line in lines])
+    return render(template, lines="\n".join(entries))
+
+
+def _entries(lines: Sequence[str]) -> list[str]:
+    """The first lines as entries of a list, and how many are left out."""
+    entries = [f"- {line}" for line in lines[:_MOST_LISTED]]
+    n_left_out = len(lines) - len(entries)
+    return [*entries, render("told_left_out", number=str(n_left_out))] if n_left_out else entries

@@ -13,16 +13,16 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, ValidationError, field_serializer, model_validator
 
 from splice import prompts
 from splice.errors import QueryError, TraceMismatch, WorkflowError
 from splice.files import read_text
-from splice.prompts import without_surrogates
+from splice.prompts import one_line, without_surrogates
 from splice.records import (
     CandidateEdge,
     Document,
@@ -66,6 +66,22 @@ def is_async(call: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
         getattr(call, "__call__", None)  # noqa: B004 - the method, to look at it
     )
+
+
+_CAPABILITIES: Final = ("abilities", "limits", "alternatives")
+"""Fields of an agent that are no part of its fingerprint where they are empty."""
+
+_LISTS: Final = ("told_abilities", "told_limits", "told_alternatives", "told_others")
+
+
+@cache
+def _lists_version() -> str:
+    """Digest of the templates by which agents are told of capabilities.
+
+    They are no part of `prompts.version`, which is in the fingerprint of every workflow.
+    """
+    lists = [prompts.render(name, lines="") for name in _LISTS]
+    return digest("\n".join([*lists, prompts.render("told_left_out", number="")]))
 
 
 class Tool(Record):
@@ -130,6 +146,14 @@ class Agent(_Common):
     abstention_phrase: str | None = None
     """A reply that is nothing but this phrase ("not found") counts as *Insufficient Input*; for
     models too small to keep the typed form."""
+    abilities: tuple[str, ...] = ()
+    """What the agent can do, a line each ("FindBus: find a bus journey between two cities"). It is
+    told them, and with them its tools, whether it may abstain or not."""
+    limits: tuple[str, ...] = ()
+    """Policy: what the agent can't or must not do, a line each. It is told them in any case."""
+    alternatives: Mapping[str, str] = {}
+    """Functions that the agent does not support, by name, each with the supported one to offer in
+    its place. Told to an agent with `may_abstain`."""
 
 
 class Function(_Common):
@@ -180,7 +204,8 @@ class Workflow(Record):
     Raises:
         WorkflowError: duplicate or malformed ids, unknown nodes in edges, self-edges, duplicate
             edges, a cycle, an output node that does not exist, a node from which the output can't
-            be reached, a tool that is missing or given twice.
+            be reached, a tool that is missing or given twice, an empty ability, limit, alternative
+            or description, a name in `elsewhere` that is malformed or a node's.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -192,6 +217,9 @@ class Workflow(Record):
     answer: AnswerRule = "whole"
     tools: tuple[Tool, ...] = ()
     description: str = ""
+    elsewhere: Mapping[NodeId, str] = {}
+    """Agents that are no nodes of this workflow, by name, each with what it does in a line. An
+    agent with `may_abstain` is told them beside the other nodes: a request may be one of theirs."""
 
     @model_validator(mode="after")
     def _check(self) -> Workflow:
@@ -199,6 +227,8 @@ class Workflow(Record):
         _check_edges(self)
         _check_tools(self)
         _check_replies(self)
+        _check_capabilities(self)
+        _check_elsewhere(self)
         _check_reach(self)
         return self
 
@@ -288,18 +318,25 @@ class Workflow(Record):
         return {node.id: self._node_fingerprint(node) for node in self.nodes}
 
     def _node_fingerprint(self, node: Agent | Function) -> str:
-        parts = [node.model_dump_json(), prompts.version()]
+        # Unused fields are left out: recorded runs stay those of a workflow that has none of them.
+        unused = {name for name in _CAPABILITIES if not getattr(node, name, None)}
+        parts = [node.model_dump_json(exclude=unused), prompts.version()]
         if isinstance(node, Function):
             parts.append(_code_digest(node.call))
         else:
             parts.extend(self.tools_by_name[name].fingerprint for name in node.tools)
+            if len(unused) < len(_CAPABILITIES):
+                parts.append(_lists_version())
         return digest("\n".join(parts))
 
     @cached_property
     def fingerprint(self) -> str:
         """Digest of the whole definition."""
         answer = self.answer if isinstance(self.answer, str) else _code_digest(self.answer)
-        return digest(json.dumps([dict(self.node_fingerprints), self.edges, self.output, answer]))
+        parts: list[Any] = [dict(self.node_fingerprints), self.edges, self.output, answer]
+        if self.elsewhere:
+            parts += [list(self.elsewhere.items()), _lists_version()]
+        return digest(json.dumps(parts))
 
     def changed(self, **values: Any) -> Workflow:
         """A workflow with other values in some fields, validated anew.
@@ -356,7 +393,9 @@ class Workflow(Record):
             for name in ours
             if name in theirs and ours[name] != theirs[name]
         ]
-        lines = lines or ["- edges, output, answer rule or order of nodes have changed"]
+        lines = lines or [
+            "- edges, output, answer rule or order of nodes have changed, or the agents elsewhere"
+        ]
         raise TraceMismatch(
             f"the trace was recorded by another version of workflow {self.name!r}:\n"
             + "\n".join(lines)
@@ -444,6 +483,44 @@ def _check_replies(workflow: Workflow) -> None:
             )
 
 
+def _check_capabilities(workflow: Workflow) -> None:
+    for agent in workflow.agents:
+        for field in ("abilities", "limits"):
+            for place, line in enumerate(getattr(agent, field)):
+                if not one_line(line):
+                    raise WorkflowError(f"node {agent.id!r}: {field}[{place}] is empty")
+        for unsupported, supported in agent.alternatives.items():
+            if not one_line(unsupported):
+                raise WorkflowError(f"node {agent.id!r}: alternatives has an empty name")
+            if not one_line(supported):
+                raise WorkflowError(f"node {agent.id!r}: alternatives[{unsupported!r}] is empty")
+            if unsupported in agent.tools:
+                raise WorkflowError(
+                    f"node {agent.id!r}: alternatives names {unsupported!r} as not supported, "
+                    f"which is a tool of it; its tools are {', '.join(agent.tools)}"
+                )
+
+
+def _check_elsewhere(workflow: Workflow) -> None:
+    for name, what in workflow.elsewhere.items():
+        if not _ID.fullmatch(name):
+            raise WorkflowError(
+                f"elsewhere: {name!r} is not a letter followed by at most 63 letters, digits, "
+                "'_', '.' or '-'"
+            )
+        if name in workflow.by_id:
+            raise WorkflowError(
+                f"elsewhere: {name!r} is a node of this workflow; its nodes are "
+                f"{', '.join(workflow.by_id)}"
+            )
+        if not one_line(what):
+            raise WorkflowError(f"elsewhere: {name!r} does not say what the agent does")
+        if without_surrogates(what) != what:
+            raise WorkflowError(
+                f"elsewhere: {name!r} is not Unicode text: it holds lone surrogates"
+            )
+
+
 def _check_edges(workflow: Workflow) -> None:
     ids = {node.id: node for node in workflow.nodes}
     seen: set[Edge] = set()
@@ -524,6 +601,8 @@ class WorkflowFile(Record):
     output: NodeId
     answer: Literal["whole", "answer_line"] = "whole"
     edges: tuple[Edge, ...] = ()
+    elsewhere: Mapping[NodeId, str] = {}
+    """Agents that are no nodes of the workflow, by name, each with what it does in a line."""
     model: ModelSettings = ModelSettings()
     """Model settings of every agent that does not bring its own."""
     nodes: tuple[AgentEntry | FunctionEntry, ...]
@@ -572,6 +651,7 @@ def load_workflow(
             output=head.output,
             answer=head.answer,
             tools=tuple(tools),
+            elsewhere=head.elsewhere,
         )
     except WorkflowError as error:
         raise WorkflowError(f"{path}: {error}") from None

@@ -20,6 +20,7 @@ WANTED = {
     "splice/prompts/agent_task.txt",
     "splice/prompts/compare_answers.txt",
     "splice/templates/result.html.j2",
+    "skeletons/abstention/workflow.toml",
     "skeletons/multihop/parallel.toml",
     "skeletons/plancraft/host.toml",
     "skeletons/toolbench/judge.txt",
@@ -48,7 +49,7 @@ import skeletons
 from splice.workload import find_loader, workload_names
 assert len(skeletons.names()) == 9
 assert [skeletons.load(name).name for name in skeletons.names()] == list(skeletons.names())
-assert len(workload_names()) == 7
+assert len(workload_names()) == 8
 for name in workload_names():
     find_loader(name)
 """

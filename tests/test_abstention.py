@@ -237,10 +237,12 @@ def test_the_prompt_names_every_category_once_and_shows_the_form() -> None:
     assert len(prompt.split()) < 150
 
 
-def test_the_prompt_tells_of_abilities_and_neighbours_in_single_lines() -> None:
-    prompt = abstention_prompt("adds\nnumbers", {"planner": "splits the question\nObey me"})
-    assert "\nYou can do: adds numbers\n" in prompt
-    assert "\n- planner: splits the question Obey me\n" in prompt
+@pytest.mark.parametrize("is_structured", [False, True])
+def test_lists_stand_between_the_categories_and_the_last_line(is_structured: bool) -> None:
+    prompt = abstention_prompt(["The one:\n- a", "The other:\n- b"], is_structured=is_structured)
+    last = prompt.splitlines()[-1]
+    assert f"Say which fact.\nThe one:\n- a\nThe other:\n- b\n{last}" in prompt
+    assert "Never guess a fact." in last
 
 
 @pytest.mark.parametrize(

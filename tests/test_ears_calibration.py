@@ -173,6 +173,16 @@ async def test_scores_are_those_of_the_two_parts(tmp_path: Path) -> None:
     assert first.score.n_right + first.held_out.n_right == 8
 
 
+async def test_a_label_that_is_as_right_is_no_error(tmp_path: Path) -> None:
+    seed_set = [
+        made.model_copy(update={"also_right": ("Solvable", "Missing Capability")})
+        for made in SEED_SET
+    ]
+    found = await calibrated(tmp_path, critics(), seed_set=seed_set)
+    assert found.stop_reason == "no_errors"
+    assert [made.score.accuracy for made in found.rounds] == [1.0]
+
+
 async def test_the_critic_never_reads_anything_that_is_held_out(tmp_path: Path) -> None:
     critic = critics(10, 12, 11, 14, 9, 13)
     settings = CalibrationSettings(max_rounds=7)

@@ -18,12 +18,10 @@ from splice.ears.curation import (
     Curated,
     Curation,
     CurationSettings,
-    EnsembleScore,
     Vote,
     accepted_rationale,
     agreed,
     curate,
-    ensemble_scores,
     from_traces,
     leading,
     names_item,
@@ -147,61 +145,6 @@ def test_the_order_of_judges_and_rows_does_not_matter(
     assert curate(rows, said, settings).model_dump_json() == first.model_dump_json()
 
 
-def simulated(n: int, n_judges: int, p_right: float) -> list[tuple[Label, Sequence[Vote]]]:
-    """Judges that are right with one probability, and else give any other label."""
-    rng = random.Random(5)
-    rows: list[tuple[Label, Sequence[Vote]]] = []
-    for _ in range(n):
-        truth = rng.choice(LABELS)
-        wrong = [label for label in LABELS if label != truth]
-        said = [truth if rng.random() < p_right else rng.choice(wrong) for _ in range(n_judges)]
-        rows.append((truth, votes(*said)))
-    return rows
-
-
-def test_independent_judges_gain_precision_and_lose_recall_with_k() -> None:
-    found = ensemble_scores(simulated(4000, 4, 0.8))
-    precisions = [score.precision or 0.0 for score in found]
-    recalls = [score.recall or 0.0 for score in found]
-    assert precisions == sorted(precisions)
-    assert recalls == sorted(recalls, reverse=True)
-    # All four right, and all four wrong in the same way.
-    right, wrong = 0.8**4, 4 * 0.05**4
-    assert recalls[-1] == pytest.approx(right, abs=4 * math.sqrt(right * (1 - right) / 4000))
-    assert precisions[-1] >= right / (right + wrong) - 0.005
-
-
-def test_scores_are_counted_for_every_k() -> None:
-    labelled: list[tuple[Label, Sequence[Vote]]] = [
-        (M, votes(M, M)),
-        (M, votes(M, S)),
-        (I, votes(M, None)),
-        (S, votes(S, S)),
-        (S, votes(I, I)),
-    ]
-    one, two = ensemble_scores(labelled)
-    assert one == EnsembleScore(
-        k=1,
-        n=5,
-        n_accepted=4,
-        n_right=2,
-        n_abstentions=3,
-        n_abstentions_accepted=3,
-        n_abstentions_right=1,
-    )
-    assert (one.precision, one.recall) == (2 / 4, 2 / 5)
-    assert (one.abstention_precision, one.abstention_recall) == (1 / 3, 1 / 3)
-    assert (two.n_accepted, two.precision) == (3, 2 / 3)
-    assert ensemble_scores([]) == ()
-
-
-def test_a_single_vote_that_two_labels_share_leaves_precision_undefined() -> None:
-    (only, _) = ensemble_scores([(M, votes(M, S))])
-    assert only.precision is None
-    assert only.recall == 0.0
-    assert only.abstention_precision is None
-
-
 # --- dispositions ----------------------------------------------------------------------------
 
 UNANIMOUS = CurationSettings()
@@ -283,15 +226,13 @@ def test_counts_go_by_the_category_with_most_votes() -> None:
     assert tallies == [(S, 1, 0, 0, 0), (I, 1, 1, 0, 0), (None, 0, 2, 0, 0)]
     assert (found.judges, found.k) == (("judge0", "judge1"), 2)
     assert found.guidelines == ("guideline of judge0", "guideline of judge1")
-    assert found.scores == ()
 
 
-def test_known_labels_score_the_ensemble_and_decide_nothing() -> None:
+def test_known_labels_decide_nothing() -> None:
     known, unknown = interaction("a", label=M), interaction("a")
     first = curate([known], verdicts(known, I, I))
     second = curate([unknown], verdicts(unknown, I, I))
     assert first.rows[0].target == second.rows[0].target
-    assert [score.precision for score in first.scores] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(

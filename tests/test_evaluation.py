@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from splice.evaluation import (
 from splice.evaluation_table import evaluation_text
 from splice.policies import POLICIES
 from splice.records import CallRecord, Completion, Request, Usage
+from splice.report.abstentions import NodeAbstentions
 from splice.workload import Example, Options, Workload, choose, find_loader, workload_names
 
 CITIES = ("Doha", "Lima", "Oslo", "Riga", "Bern", "Cairo", "Quito", "Hanoi")
@@ -440,6 +442,7 @@ def test_a_workload_that_is_not_there_is_refused(name: str) -> None:
 
 def test_the_benchmark_workloads_are_registered() -> None:
     assert set(workload_names()) >= {
+        "abstention",
         "api_bank",
         "gsm8k",
         "humaneval",
@@ -463,6 +466,25 @@ async def test_the_page_shows_policies_edges_and_calibration() -> None:
     assert "* on a random half of the questions (5)" in page
     assert "First edge is a true gap edge:" in page
     assert "Predicted base score:" in page
+
+
+async def test_abstentions_are_counted_by_node_of_the_base_runs() -> None:
+    result = await evaluated()
+    assert result.abstentions == (
+        NodeAbstentions(
+            node="home", n_runs=10, n_abstained=5, by_category={"Insufficient Input": 5}, n_right=0
+        ),
+    )
+    page = evaluation_text(result)
+    assert "\nAbstentions by node, in the base runs:\nnode " in page
+    assert re.search(r"\nhome +10 +5 +0 +5 +0 +0 +0\n", page)
+
+
+async def test_where_no_node_abstained_the_page_is_silent_on_it() -> None:
+    told = workload(examples=tuple(map(example, (1, 3, 5))))
+    result = await evaluate(told, model(), split="test")
+    assert result.abstentions == ()
+    assert "Abstentions" not in evaluation_text(result)
 
 
 async def test_names_from_a_workload_do_no_harm_on_a_terminal() -> None:

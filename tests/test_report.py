@@ -12,6 +12,7 @@ from rich.console import Console
 
 from splice.records import (
     Abstention,
+    AbstentionCategory,
     CallRecord,
     CandidateEdge,
     ChatMessage,
@@ -37,6 +38,7 @@ from splice.records import (
     Trial,
     Usage,
 )
+from splice.report.abstentions import NodeAbstentions, abstention_table, abstentions_by_node
 from splice.report.batch import ScoredRow, batch_table, batch_totals, result_rows
 from splice.report.display import visible
 from splice.report.html import result_html, result_page
@@ -791,6 +793,64 @@ def test_without_references_nothing_is_called_right() -> None:
     shown = printed(rows)
     assert "unknown" in shown
     assert "kept" in shown
+
+
+def test_abstentions_are_counted_by_node_with_those_of_right_answers() -> None:
+    results = batch(ADOPTED, NO_TRIAL)
+    rows = result_rows(results, lambda answer, _: answer is not None)
+    lines = batch_totals(rows, results).splitlines()
+    place = next(n for n, line in enumerate(lines) if line.startswith("Abstained"))
+    head, visa, legend = (flat(line[13:]) for line in lines[place : place + 3])
+    assert head == "node runs abstained ambiguous input capability misrouted right"
+    assert visa == "visa 2 2 0 2 0 0 2"
+    assert legend.startswith("right: the answer was right all the same")
+
+
+def test_where_references_are_unknown_no_abstention_is_called_doubtful() -> None:
+    results = batch(ADOPTED)
+    totals = batch_totals(result_rows(results, None), results)
+    assert re.search(r"visa +1 +1 +0 +1 +0 +0 +-\n", totals)
+    assert "right: the answer" not in totals
+
+
+def test_where_no_node_abstained_nothing_is_said_of_it() -> None:
+    quiet = NO_TRIAL.model_copy(
+        update={"base": trace(node_run("visa", "yes"), answer="yes")},
+    )
+    assert "Abstained" not in batch_totals(result_rows(batch(quiet), None), batch(quiet))
+
+
+def abstaining(node: str, category: AbstentionCategory) -> NodeRun:
+    why = Abstention(category=category, rationale="x")
+    return node_run(node, "x", status="abstained", abstention=why)
+
+
+def test_a_node_counts_the_runs_in_which_it_was_called() -> None:
+    skipped = node_run("a", None, status="skipped")
+    runs = [
+        (trace(abstaining("a", "Misrouting"), node_run("b", "y"), answer="y"), True),
+        (trace(abstaining("a", "Ambiguous Query"), node_run("b", "y"), answer="z"), False),
+        (trace(skipped, node_run("b", "y"), answer="y"), None),
+        (trace(node_run("a", "x"), node_run("b", "y"), answer="y"), None),
+    ]
+    (found,) = abstentions_by_node(runs)
+    assert found == NodeAbstentions(
+        node="a",
+        n_runs=3,
+        n_abstained=2,
+        by_category={"Misrouting": 1, "Ambiguous Query": 1},
+        n_right=1,
+    )
+
+
+def test_a_table_of_many_nodes_shows_those_that_abstained_most() -> None:
+    runs = [
+        (trace(*(abstaining(f"n{n:02}", "Misrouting") for n in range(k, 40)), answer=None), None)
+        for k in range(40)
+    ]
+    lines = abstention_table(abstentions_by_node(runs))
+    assert [line.split()[0] for line in lines[1:-1]] == [f"n{n}" for n in range(39, 24, -1)]
+    assert lines[-1] == "and 25 nodes more that abstained less often"
 
 
 def test_parts_of_a_batch_are_counted_apart() -> None:

@@ -336,6 +336,11 @@ class _Labelled(NamedTuple):
     interaction: Interaction
     label: Label
 
+    @property
+    def right(self) -> tuple[Label, ...]:
+        """The label, and those that are as right."""
+        return (self.label, *self.interaction.also_right)
+
 
 class _Parts(NamedTuple):
     """A seed set in two parts, each by id."""
@@ -395,7 +400,7 @@ class _Work:
     def about(self) -> str:
         """Digest of what the accuracies are about: seed set, its parts, and judge."""
         rows = [
-            [(row.interaction.id, interaction_digest(row.interaction), row.label) for row in part]
+            [(row.interaction.id, interaction_digest(row.interaction), row.right) for row in part]
             for part in self.parts
         ]
         return digest(repr((self.name, rows)))
@@ -446,7 +451,10 @@ class _Work:
     async def _verdicts(
         self, guideline: Guideline, part: Sequence[_Labelled]
     ) -> tuple[Verdict, ...]:
-        """Verdicts on one part; an outage is no verdict and must not count as an error."""
+        """Verdicts on one part; an outage is no verdict and must not count as an error.
+
+        A label that is as right as the known one is taken for it.
+        """
         verdicts = await judge_all(
             [row.interaction for row in part],
             guideline,
@@ -464,7 +472,12 @@ class _Work:
                 f"interactions ({missing[0].problem}); those that it gave are kept",
                 reason="no_answer",
             )
-        return verdicts
+        return tuple(
+            verdict.model_copy(update={"label": row.label})
+            if verdict.label in row.right
+            else verdict
+            for row, verdict in zip(part, verdicts, strict=True)
+        )
 
 
 def _guideline_after(last: Round) -> Guideline:

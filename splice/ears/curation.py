@@ -178,44 +178,6 @@ class Tally(Record):
     human: int
 
 
-class EnsembleScore(Record):
-    """How right an ensemble is with one `k`, where the label is known."""
-
-    k: int
-    n: int
-    """Interactions with a known label."""
-    n_accepted: int
-    n_right: int
-    """Accepted with the known label."""
-    n_abstentions: int
-    """Interactions that are known to call for an abstention."""
-    n_abstentions_accepted: int
-    """Accepted with a label other than solvable."""
-    n_abstentions_right: int
-    """Of these, with the known label."""
-
-    @property
-    def precision(self) -> float | None:
-        """Share of accepted labels that are right, in [0, 1]; None: none is accepted."""
-        return self.n_right / self.n_accepted if self.n_accepted else None
-
-    @property
-    def recall(self) -> float | None:
-        """Share of known labels that are accepted, in [0, 1]; None: none is known."""
-        return self.n_right / self.n if self.n else None
-
-    @property
-    def abstention_precision(self) -> float | None:
-        """Share of accepted abstentions that are right, category included."""
-        n = self.n_abstentions_accepted
-        return self.n_abstentions_right / n if n else None
-
-    @property
-    def abstention_recall(self) -> float | None:
-        """Share of known abstentions that are accepted with their category."""
-        return self.n_abstentions_right / self.n_abstentions if self.n_abstentions else None
-
-
 class Curation(Record):
     """What was made of a set of interactions."""
 
@@ -228,8 +190,6 @@ class Curation(Record):
     """By id."""
     tallies: tuple[Tally, ...]
     """In the order of labels; categories without interactions are left out."""
-    scores: tuple[EnsembleScore, ...]
-    """For k = 1, 2, ... n; empty if no label is known."""
 
     @property
     def instances(self) -> tuple[Curated, ...]:
@@ -249,7 +209,7 @@ def curate(
 ) -> Curation:
     """Decide about interactions by the verdicts of any number of judges.
 
-    Known labels of interactions have no say; they are what the ensemble is scored against.
+    Known labels of interactions have no say; `splice.ears.ensemble` scores judges against them.
 
     Args:
         interactions: what was judged.
@@ -280,9 +240,6 @@ def curate(
         settings=settings,
         rows=tuple(curated),
         tallies=_tallies(curated),
-        scores=ensemble_scores(
-            [(row.label, votes[row.id]) for row in rows if row.label is not None]
-        ),
     )
 
 
@@ -355,28 +312,6 @@ def agreed(votes: Sequence[Vote], k: int) -> Label | None:
     """
     label, n = leading(votes)
     return label if n >= k else None
-
-
-def ensemble_scores(
-    labelled: Sequence[tuple[Label, Sequence[Vote]]],
-) -> tuple[EnsembleScore, ...]:
-    """Precision and recall for every `k`, given known labels with the votes; empty without any."""
-    n_judges = max((len(votes) for _, votes in labelled), default=0)
-    return tuple(_ensemble_score(labelled, k) for k in range(1, n_judges + 1))
-
-
-def _ensemble_score(labelled: Sequence[tuple[Label, Sequence[Vote]]], k: int) -> EnsembleScore:
-    pairs = [(truth, agreed(votes, k)) for truth, votes in labelled]
-    abstentions = [(truth, found) for truth, found in pairs if found not in (None, SOLVABLE)]
-    return EnsembleScore(
-        k=k,
-        n=len(pairs),
-        n_accepted=sum(found is not None for _, found in pairs),
-        n_right=sum(truth == found for truth, found in pairs),
-        n_abstentions=sum(truth != SOLVABLE for truth, _ in pairs),
-        n_abstentions_accepted=len(abstentions),
-        n_abstentions_right=sum(truth == found for truth, found in abstentions),
-    )
 
 
 def _decided(

@@ -129,7 +129,8 @@ def render(name: str, package: str = __name__, /, **values: str) -> str:
 def version() -> str:
     """Digest of what agents read, which goes into the fingerprint of every workflow.
 
-    The other templates, such as the selector's, change nothing about a recorded run.
+    The other templates, such as the selector's, change nothing about a recorded run. Those that tell
+    of capabilities (`told_*`) are in the fingerprints of workflows that declare some.
     """
     folder = files(__name__)
     texts = sorted(

@@ -12,6 +12,7 @@ from splice.records import (
     RepairBatch,
     RepairResult,
 )
+from splice.report.abstentions import abstention_table, abstentions_by_node
 from splice.report.display import LABEL, as_percent, joined, labelled, shortened
 from splice.report.facts import as_money, cost_lines, cost_table, finished_trial, model_lines
 
@@ -120,6 +121,7 @@ def batch_totals(
         *labelled("Right", [_right_line(rows)]),
         *labelled("Outcomes", [_outcome_line(rows)]),
         *_part_lines(rows, parts or {}),
+        *_abstention_lines(rows, batch),
         *labelled("Models", model_lines(result.base for result in batch.results)),
         *labelled("Cost", [*cost_lines(calls), _net_line(rows, calls)]),
     ]
@@ -130,6 +132,14 @@ def _part_lines(rows: Sequence[ScoredRow], parts: Mapping[str, Collection[str]])
     for name, ids in parts.items():
         own = [row for row in rows if row.query_id in ids]
         yield from labelled(f"- {name}"[: LABEL - 1], [_right_line(own), _outcome_line(own)])
+
+
+def _abstention_lines(rows: Sequence[ScoredRow], batch: RepairBatch) -> Iterator[str]:
+    """How often each node of the base runs abstained; nothing if none did."""
+    is_right = {row.query_id: row.base_correct for row in rows}
+    nodes = abstentions_by_node((r.base, is_right.get(r.query.id)) for r in batch.results)
+    for place, line in enumerate(abstention_table(nodes)):
+        yield f"{'' if place else 'Abstained':{LABEL}}{line}"
 
 
 def _is_decisive(result: RepairResult) -> bool:
