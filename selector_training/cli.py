@@ -1,4 +1,4 @@
-"""`splice selector`: learned parts from tables of probe pools, language models from the pools."""
+"""`splice selector`: learned parts from tables of probe pools, language models, agents."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import typer
 from probes.records import Arm
 
 app = typer.Typer(
-    help="Fit and train what decides: boosted trees on tables, language models on pools.",
+    help="Fit and train what decides: boosted trees on tables, language models on pools; and "
+    "agents that abstain.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -114,6 +115,89 @@ def train(
             f"{stage.accuracy:.2f} (step {stage.best_step} of {stage.n_steps})"
         )
     _say(f"wrote the selector of stage {trained.chosen} into {trained.folder}", err=True)
+
+
+@app.command()
+def train_agent(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCES...",
+            help="Curated instances (a .jsonl file), or a labelled workload: NAME or NAME=DATA.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the run; it can be resumed.")],
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", metavar="NAME=VALUE", help="Setting of the workloads."),
+    ] = None,
+    base: Annotated[
+        str, typer.Option(help="Causal language model: a folder, or a name on the Hub.")
+    ] = "Qwen/Qwen3-32B",
+    lora: Annotated[
+        bool, typer.Option("--lora", help="A LoRA adapter in place of all parameters.")
+    ] = False,
+    rank: Annotated[int, typer.Option(min=1, help="Of the adapter.")] = 16,
+    alpha: Annotated[int, typer.Option(min=1, help="Of the adapter.")] = 32,
+    rate: Annotated[
+        float | None, typer.Option(help="Learning rate; default: 1e-5, with --lora 1e-4.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1)] = 3,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences in one pass of one process.")] = 1,
+    accumulate: Annotated[
+        int | None,
+        typer.Option(min=1, help="Passes to a step; default: to make eight over all processes."),
+    ] = None,
+    max_length: Annotated[
+        int, typer.Option(min=1, help="Tokens; longer examples are left out.")
+    ] = 32_768,
+    packing: Annotated[
+        bool | None,
+        typer.Option(
+            "--packing/--no-packing", help="Several examples in a sequence; default: on GPUs."
+        ),
+    ] = None,
+    max_examples_per_label: Annotated[
+        int | None,
+        typer.Option(min=1, help="Learn no more of a label; a quarter of that for validation."),
+    ] = None,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="End after so many.")] = None,
+    eval_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 50,
+    log_every: Annotated[int, typer.Option(min=1, help="Steps between reports.")] = 10,
+    seed: Annotated[int, typer.Option(help="Of draws, of the order and of the adapter.")] = 0,
+) -> None:
+    """Train an agent to abstain where it should: SFT on solvable requests and abstentions.
+
+    Of a workload the train split is learned and the validation split chooses the checkpoint.
+    Started again with the same --out it goes on where it stopped. On several GPUs by
+    `accelerate launch --config_file selector_training/configs/... -m selector_training ...`.
+    """
+    from selector_training.agents import AgentSettings, read_sources
+    from selector_training.agents import train_agent as run_training
+    from splice.evaluate_cli import parsed_options
+
+    settings = AgentSettings(
+        base=base,
+        lora=lora,
+        rank=rank,
+        alpha=alpha,
+        rate=rate,
+        epochs=epochs,
+        batch_size=batch,
+        accumulation=accumulate,
+        max_length=max_length,
+        packing=packing,
+        max_per_label=max_examples_per_label,
+        max_steps=max_steps,
+        eval_every=eval_every,
+        log_every=log_every,
+        seed=seed,
+    )
+    data = read_sources(sources, parsed_options(option or []))
+    trained = run_training(data, out, settings)
+    card = trained.card
+    _say(f"validation loss {card.loss:.4f} (step {card.best_step} of {card.n_steps})")
+    _say(f"wrote the agent into {trained.folder}", err=True)
 
 
 @app.command()
@@ -228,6 +312,25 @@ def unpack(
     from selector_training.language import unpack_gguf
 
     _say(f"wrote {unpack_gguf(gguf, out)}", err=True)
+
+
+@app.command()
+def pack(
+    adapter: Annotated[
+        Path, typer.Argument(metavar="ADAPTER", help="Folder of a trained LoRA adapter.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The GGUF file to write.")],
+    base: Annotated[
+        str | None, typer.Option(help="Where its base is now, if it was elsewhere in training.")
+    ] = None,
+) -> None:
+    """Write an adapter as a GGUF file, for llama.cpp and the embedded model.
+
+    It is used by `--model NAME+FILE`, where NAME is the embedded model that it was trained on.
+    """
+    from selector_training.adapters import write_gguf
+
+    _say(f"wrote {write_gguf(adapter, out, base=base)}", err=True)
 
 
 def _base_scores(tables: list[Path] | None) -> dict[str, float] | None:

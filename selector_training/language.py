@@ -26,7 +26,6 @@ import sys
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import (
@@ -41,7 +40,7 @@ from typing import (
     get_args,
 )
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from probes.pool import read_manifest
 from probes.records import Arm
@@ -53,7 +52,18 @@ from selector_training.pairs import (
     preference_pairs,
     read_examples,
 )
-from splice._version import __version__
+from selector_training.runs import (
+    Count,
+    RunRecord,
+    best_entry,
+    claim,
+    last_checkpoint,
+    lora_config,
+    package_versions,
+    require_training_packages,
+    settings_rows,
+    shared_arguments,
+)
 from splice.errors import SettingsError, StoreError, WeightsError
 from splice.files import read_text, write_whole
 from splice.language import (
@@ -80,14 +90,6 @@ if TYPE_CHECKING:
     from transformers import Trainer
 
 Stage: TypeAlias = Literal["sft", "dpo"]
-
-Count: TypeAlias = Annotated[int, Field(ge=1)]
-
-_PACKAGES: Final = ("torch", "transformers", "peft", "trl", "accelerate")
-_KEPT_CHECKPOINTS: Final = 2
-"""The best one and the last one."""
-_WARMUP: Final = 0.05
-"""Share of the steps in which the learning rate rises."""
 
 
 class LanguageSettings(Record):
@@ -150,16 +152,13 @@ class Trained(Record):
     """The stage whose adapter was exported."""
 
 
-class _Run(Record):
-    """What a run is made of: `run.json`."""
+class _Run(RunRecord):
+    """What a run is made of: `run.json`. The digest of its examples covers their base scores."""
 
     settings: LanguageSettings
-    prompt: str
     pools: tuple[TrainingPool, ...]
     n_train: int
     n_validation: int
-    examples: str
-    """Digest of all examples, with their base scores."""
 
 
 class _Data(NamedTuple):
@@ -201,7 +200,7 @@ def train(
         StoreError: a pool can't be read, or a file can't be written.
         WeightsError: the base can't be loaded.
     """
-    _require_training_packages()
+    require_training_packages()
     out = Path(out)
     progress = progress if progress is not None else sys.stderr
     examples = read_examples(
@@ -218,7 +217,7 @@ def train(
     run = _run_record(settings, pools, examples)
     processes = _arguments("sft", out / "sft", settings).distributed_state
     if processes.is_main_process:
-        _claim(out, run)
+        claim(out, run)
     processes.wait_for_everyone()
 
     stages = tuple(_stage(stage, out, examples, settings, progress) for stage in get_args(Stage))
@@ -228,15 +227,6 @@ def train(
         _export(out / best.stage / "adapter", folder, run, best)
     processes.wait_for_everyone()
     return Trained(folder=folder, stages=stages, chosen=best.stage)
-
-
-def _require_training_packages() -> None:
-    require_extra()
-    missing = [name for name in ("trl", "accelerate", "datasets") if find_spec(name) is None]
-    if missing:
-        raise SettingsError(
-            f"training needs {', '.join(missing)}: pip install 'splice-repair[train]'"
-        )
 
 
 # --- the run ---------------------------------------------------------------------------------
@@ -273,28 +263,6 @@ def _training_pool(folder: Path, examples: Sequence[TrainingExample]) -> Trainin
         n_questions=len({example.group for example in examples}),
         n_probes=len(examples),
     )
-
-
-def _claim(out: Path, run: _Run) -> None:
-    """Begin the run, or check that the one that was begun is this one."""
-    path = out / "run.json"
-    if not path.exists():
-        write_whole(path, f"{run.model_dump_json(indent=1)}\n")
-        return
-    try:
-        known = _Run.model_validate_json(read_text(path, StoreError))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise StoreError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    old, new = known.settings.model_dump(), run.settings.model_dump()
-    differing = [name for name in new if old[name] != new[name]]
-    differing += [
-        name for name in ("prompt", "examples") if getattr(known, name) != getattr(run, name)
-    ]
-    if differing:
-        raise SettingsError(
-            f"{out} holds another run: {', '.join(differing)} differ; choose another folder"
-        )
 
 
 # --- stages ----------------------------------------------------------------------------------
@@ -373,19 +341,13 @@ def _asked(example: TrainingExample) -> tuple[ChatMessage, ...]:
 
 def _supervised(base: Any, settings: LanguageSettings, common: Mapping[str, Any]) -> Trainer:
     """Trainer of stage 1, with a new adapter."""
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
     from transformers import set_seed
 
     from selector_training.trainers import SupervisedTrainer
 
     set_seed(settings.seed)  # the adapter begins at random
-    adapter = LoraConfig(
-        r=settings.rank,
-        lora_alpha=settings.alpha,
-        lora_dropout=settings.dropout,
-        target_modules="all-linear",
-        task_type="CAUSAL_LM",
-    )
+    adapter = lora_config(rank=settings.rank, alpha=settings.alpha, dropout=settings.dropout)
     model = get_peft_model(base, adapter, autocast_adapter_dtype=not _is_sharded(common["args"]))
     return SupervisedTrainer(model=model, **common)
 
@@ -415,38 +377,19 @@ def _is_sharded(arguments: Any) -> bool:
 
 def _arguments(stage: Stage, folder: Path, settings: LanguageSettings) -> Any:
     """Arguments of a stage's trainer; nothing is sent to anybody."""
-    import torch
     from transformers import TrainingArguments
     from trl import DPOConfig
 
-    is_on_gpu = torch.cuda.is_available()
-    shared: dict[str, Any] = {
-        "output_dir": str(folder),
-        "num_train_epochs": 1,
-        "max_steps": settings.max_steps or -1,
-        "per_device_train_batch_size": settings.batch_size,
-        "per_device_eval_batch_size": settings.batch_size,
-        "gradient_accumulation_steps": settings.accumulation,
-        "gradient_checkpointing": is_on_gpu,
-        "bf16": is_on_gpu,
-        "lr_scheduler_type": "cosine",
-        "warmup_steps": _WARMUP,
-        "logging_steps": settings.log_every,
-        "eval_strategy": "steps",
-        "eval_steps": settings.eval_every,
-        "save_strategy": "steps",
-        "save_steps": settings.eval_every,
-        "save_total_limit": _KEPT_CHECKPOINTS,
-        "load_best_model_at_end": True,
-        "metric_for_best_model": "log_loss",
-        "greater_is_better": False,
-        "seed": settings.seed,
-        "remove_unused_columns": False,
-        "label_names": ["label"],
-        "dataloader_pin_memory": is_on_gpu,
-        "disable_tqdm": True,
-        "report_to": "none",
-    }
+    shared = shared_arguments(
+        folder,
+        batch_size=settings.batch_size,
+        accumulation=settings.accumulation,
+        max_steps=settings.max_steps,
+        log_every=settings.log_every,
+        eval_every=settings.eval_every,
+        seed=settings.seed,
+        metric="log_loss",
+    ) | {"num_train_epochs": 1, "label_names": ["label"]}
     with warnings.catch_warnings():
         # Not all versions that are supported know the new name, and TRL uses the old one itself.
         warnings.filterwarnings("ignore", "`gradient_checkpointing` is deprecated", FutureWarning)
@@ -488,28 +431,16 @@ def _common(
     }
 
 
-def last_checkpoint(folder: Path) -> Path | None:
-    """The last checkpoint that was written to its end; None if there is none."""
-    whole = [path for path in folder.glob("checkpoint-*") if (path / "trainer_state.json").exists()]
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-
-
 def _result(stage: Stage, trainer: Trainer) -> StageResult:
     """How the chosen checkpoint did on the validation split."""
-    state = trainer.state
-    for entry in state.log_history:
-        if entry["step"] == state.best_global_step and "eval_log_loss" in entry:
-            return StageResult(
-                stage=stage,
-                n_steps=state.global_step,
-                best_step=entry["step"],
-                log_loss=entry["eval_log_loss"],
-                accuracy=entry["eval_accuracy"],
-                temperature=entry["eval_temperature"],
-            )
-    raise SettingsError(
-        f"stage {stage}: no checkpoint has a finite log loss on the validation split; lower the "
-        "learning rate"
+    entry = best_entry(trainer.state, "log_loss")
+    return StageResult(
+        stage=stage,
+        n_steps=trainer.state.global_step,
+        best_step=entry["step"],
+        log_loss=entry["eval_log_loss"],
+        accuracy=entry["eval_accuracy"],
+        temperature=entry["eval_temperature"],
     )
 
 
@@ -531,7 +462,7 @@ def _export(adapter: Path, folder: Path, run: _Run, best: StageResult) -> None:
         temperature=best.temperature,
         prompt=run.prompt,
         pools=run.pools,
-        packages={"splice-repair": __version__, **{name: version(name) for name in _PACKAGES}},
+        packages=package_versions(),
     )
     write_whole(folder / "selector.json", f"{card.model_dump_json(indent=1)}\n")
     write_whole(folder / "README.md", _model_card(card, run, best))
@@ -543,9 +474,6 @@ def _model_card(card: SelectorCard, run: _Run, best: StageResult) -> str:
         f"| {pool.name} | {', '.join(pool.workloads)} | {', '.join(pool.models)} "
         f"| {pool.n_questions} | {pool.n_probes} |\n"
         for pool in card.pools
-    )
-    settings = "".join(
-        f"| {name} | {value} |\n" for name, value in run.settings.model_dump().items()
     )
     packages = ", ".join(f"{name} {number}" for name, number in card.packages.items())
     return f"""\
@@ -583,7 +511,7 @@ corrects how sure it is, not how common the classes are.
 
 | setting | value |
 | --- | --- |
-{settings}
+{settings_rows(run.settings)}
 Prompt {card.prompt}. {packages}.
 """
 

@@ -94,11 +94,14 @@ def serve(
     """Serve a model on 127.0.0.1 for any OpenAI-compatible client, until Ctrl-C."""
     import threading
 
-    from splice.models.local import choose, start_server
+    from splice.models.local import choose, split_name, start_server
 
-    file, names = choose(name)
+    known, adapter = split_name(name)
+    file, names = choose(known)
     try:
-        server = start_server(file, name=names[0], threads=threads, context=context, port=port)
+        server = start_server(
+            file, name=names[0], threads=threads, context=context, port=port, adapter=adapter
+        )
         typer.echo(
             f"{names[0]} at {server.base_url}, one request at a time. In another shell:\n"
             f"  export OPENAI_BASE_URL={server.base_url} OPENAI_API_KEY={server.api_key}\n"

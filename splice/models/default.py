@@ -45,8 +45,9 @@ def default_model(
     Args:
         workflow: what the model is for. If each agent names its model, an endpoint need not say
             which models it serves.
-        name: model name at the endpoint, or of the embedded model, for agents that name none.
-            None: the only one that the endpoint serves, or a default.
+        name: model name at the endpoint, or of the embedded model, for agents that name none; an
+            embedded model's may be `NAME+FILE`, with a LoRA adapter. None: the only one that the
+            endpoint serves, or a default.
         threads: threads of the embedded model.
         endpoints: servers of one and the same model, in place of OPENAI_BASE_URL. Each is `URL` or
             `URL=N`, with N requests in flight at that server. Digits after the last `=` are N, so
