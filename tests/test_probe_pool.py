@@ -61,13 +61,17 @@ def test_a_record_says_what_moved_and_what_it_was_worth(tmp_path: Path) -> None:
         assert probe.outcome_class == wanted
         assert probe.is_decisive == (probe.answer != base.answer)
         assert probe.is_gap == (probe.edge.ends == ("a", "b"))
-        assert probe.rerun == (probe.edge.receiver, "w")
-        assert probe.ledger.n_calls == 2
+        # The toy's receiver may say the same again, one time in 500; then nothing follows.
+        assert probe.rerun in ((probe.edge.receiver, "w"), (probe.edge.receiver,))
+        assert probe.rerun[-1] == "w" or not probe.is_decisive
+        assert probe.ledger.n_calls == len(probe.rerun)
         assert probe.evidence is not None
         assert probe.features["dist_t"] == 1.0
         assert (probe.message is None) == (probe.arm == "resample")
         assert base.features["n_edges"] == 3.0
-    classes = Counter(probe.outcome_class for probe in probes(tmp_path / "pool"))
+    found = probes(tmp_path / "pool")
+    assert sum(probe.rerun[-1] == "w" for probe in found) > 0.9 * len(found)
+    classes = Counter(probe.outcome_class for probe in found)
     assert set(classes) == {"beneficial", "neutral", "harmful"}
 
 
