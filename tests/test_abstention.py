@@ -19,6 +19,41 @@ from splice.records import Abstention, AbstentionCategory
 GOOD = '{"Response": "Insufficient Input", "Reasoning": "no year given"}'
 CATEGORIES = get_args(AbstentionCategory)
 
+# What Qwen2.5-Coder-0.5B and 1.5B made of the form, by the kind of what it is.
+OF_OTHER_CATEGORIES = (
+    '{"Response": "store", "Reasoning": "The task is clear enough to be done as the user wants it. '
+    'The call is one JSON object and nothing else."}',
+    '{"Response": "Nutritional facts about quinoa", "Reasoning": "The task is clear enough to be '
+    'done as the user wants it."}',
+    '{"Response": "organize", "Reasoning": "The task is clear enough to be done as the user wants '
+    'it."}',
+    '{"Response": "Services_4", "Reasoning": "The function `checkBalance` is called with an empty '
+    'argument."}',
+    '{"Response": "Hotel_1", "Reasoning": "The function `FindRestaurants` is called with an empty '
+    'argument."}',
+    '{"Response": "RentalCars_2", "Reasoning": "The function \'FindProvider\' is needed to search '
+    'for a rental car by city and optionally other attributes."}',
+    '{"Response": "GetAvailableTime", "Reasoning": "The function `GetAvailableTime` is called with '
+    'an empty argument."}',
+    '{"Response": "Calendar_1", "Reasoning": "The function `Calendar_1` is called with an empty '
+    'argument, which is not needed for this request."}',
+)
+CUT_SHORT = (
+    '{"Response": "Playlist Creation", "Reasoning": "The task is clear enough to be done as the '
+    "user wants it. The function `PlaylistCreation` is called with the arguments "
+    '`{"genre": "new music genres", "song_selection": "different genres"}`.',
+    '{"Response": "direct", "Reasoning": "The question can mean different things with different '
+    "answers. The function is not ambiguous or routing, as it is designed to find theater events "
+    "for a specific route",
+)
+OUTPUTS = (
+    '```json\n{\n  "name": "FindProvider",\n  "arguments": {\n    "location": "anywhere"\n  }\n}\n```',
+    '{"name": "Services_3", "arguments": {"search": "doctor"}}',
+    '{"name": "GetRide", "arguments": {"destination": "any", "seats": "any", "ride_type": "any"}}',
+    '{"Response": "Board games: Go Fish, Connect Four, Scrabble, Go Back to School. Snacks: Chips, '
+    "Chips, Chips, Chips, Chi",
+)
+
 
 @pytest.mark.parametrize(
     ("text", "category", "rationale"),
@@ -101,6 +136,8 @@ def test_the_agreed_form_is_an_abstention(text: str, category: str, rationale: s
         ('{"Response": "Solvable", "Reasoning": ""}', "gives no output"),
         ('{"Response": "Solvable", "Reasoning": "", "Output": " "}', "gives no output"),
         ('{"Response": "Misrouting", "Reasoning": "x", "Output": "y"}', "both"),
+        *((text, "unknown category") for text in OF_OTHER_CATEGORIES),
+        *((text, "cut short") for text in CUT_SHORT),
     ],
 )
 def test_an_attempt_in_another_form_is_a_syntax_failure(text: str, problem: str) -> None:
@@ -142,6 +179,7 @@ def test_an_attempt_in_another_form_is_a_syntax_failure(text: str, problem: str)
         "response: " * 100_000,
         "not found",
         "\ud800",
+        *OUTPUTS,
     ],
     ids=lambda text: text[:24].encode("unicode_escape").decode() or "nothing",
 )
