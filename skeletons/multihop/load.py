@@ -9,7 +9,7 @@ from typing import cast
 from skeletons.multihop import hosts
 from skeletons.multihop.dealing import Archive, archive, deal
 from skeletons.multihop.gaps import gap_edges
-from skeletons.multihop.hosts import Host
+from skeletons.multihop.hosts import Declining, Host
 from skeletons.multihop.questions import Question
 from skeletons.multihop.rows import Reading, read_questions
 from skeletons.multihop.subtasks import Origin, subtasks
@@ -24,6 +24,7 @@ from splice.workload import Example, Options, Workload, choose
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "host": ("parallel", "chain"),
     "subtasks": ("form", "planned"),
+    "abstention": ("phrase", "typed", "none"),
 }
 """Choices by option; the first is taken where none is given."""
 
@@ -37,6 +38,11 @@ _ABOUT_SUBTASKS: Mapping[str, str] = {
     "form": "Their tasks come from the form of the question alone",
     "planned": "Their tasks come from the annotated decomposition, without any answer in it",
 }
+_ABOUT_ABSTENTION: Mapping[str, str] = {
+    "phrase": "",
+    "typed": " The second and the third researcher may abstain in the typed form.",
+    "none": " No researcher is offered a way to say that it does not know.",
+}
 _ABOUT_DEALING = (
     "who holds which paragraph follows the annotation, and a draw decides which of the last two "
     "holds what both are asked for."
@@ -49,7 +55,8 @@ def load(data: Path | None, *, split: Split, options: Options) -> Workload:
     Args:
         data: a file, or a folder that holds `train`, `val` and `test`, each `.jsonl` or `.json`.
         split: which file of a folder; a single file is taken whole.
-        options: `host`, `parallel` or `chain`; `subtasks`, `form` or `planned`.
+        options: `host`, `parallel` or `chain`; `subtasks`, `form` or `planned`; `abstention`,
+            `phrase`, `typed` or `none`.
 
     Raises:
         DataError: no data is given, or a file is missing or malformed.
@@ -63,17 +70,20 @@ def load(data: Path | None, *, split: Split, options: Options) -> Workload:
     if not reading.questions:
         raise DataError(f"{path}: no row that can be used")
     host, origin = cast(Host, chosen["host"]), cast(Origin, chosen["subtasks"])
+    declining = cast(Declining, chosen["abstention"])
     if origin == "planned" and any(q.source == "hotpotqa" for q in reading.questions):
         raise SettingsError(
             f"option subtasks='planned': {path} holds questions of HotpotQA, which has no "
             "decomposition; use 'form'"
         )
-    workflow = hosts.workflow(host)
+    workflow = hosts.variant(host, declining)
     others = archive(reading.questions)
     sources = "+".join(sorted({question.source for question in reading.questions}))
+    # Tables and pools know the default by its name from before there was this option.
+    suffix = "" if declining == "phrase" else f"/{declining}"
     return Workload(
-        name=f"multihop/{sources}/{host}/{origin}",
-        about=_about(host, origin, reading),
+        name=f"multihop/{sources}/{host}/{origin}{suffix}",
+        about=_about(host, origin, declining, reading),
         workflow=workflow,
         examples=tuple(
             _example(question, workflow, origin, others) for question in reading.questions
@@ -105,8 +115,9 @@ def _example(question: Question, workflow: Workflow, origin: Origin, others: Arc
     )
 
 
-def _about(host: Host, origin: Origin, reading: Reading) -> str:
+def _about(host: Host, origin: Origin, declining: Declining, reading: Reading) -> str:
     said = f"{_ABOUT_HOST[host]} {_ABOUT_SUBTASKS[origin]}; {_ABOUT_DEALING}"
+    said += _ABOUT_ABSTENTION[declining]
     if reading.n_incomplete:
         said += f" Left out: {reading.n_incomplete} whose evidence names what is not there."
     if reading.n_unanswerable:
