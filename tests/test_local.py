@@ -289,7 +289,11 @@ async def test_the_server_keeps_to_itself(model: LocalModel) -> None:
     import httpx2
 
     await model.complete(ask("Hello", max_tokens=1), no_retry)
-    [server] = [running for key, running in local._servers.items() if key[1:] == (1, 4096)]
+    [server] = [
+        running
+        for (loaded, *key), running in local._servers.items()
+        if loaded.adapter is None and key == [1, 4096]
+    ]
     root = server.base_url.removesuffix("/v1")
     assert root.startswith("http://127.0.0.1:")
     async with httpx2.AsyncClient(headers={"Origin": "http://elsewhere.example"}) as client:
