@@ -47,7 +47,7 @@ from splice.abstention import SOLVABLE, abstention_prompt, wire
 from splice.ears.curation import Curated
 from splice.ears.evaluation import agent_of, in_mode, interaction_of, messages_of
 from splice.ears.interactions import LABELS, Interaction, Label
-from splice.ears.judging import problem_of_line
+from splice.ears.record_files import problem_of_line
 from splice.errors import DataError, SettingsError, StoreError, WeightsError
 from splice.files import read_text, write_whole
 from splice.language import encoded_prompt, file_sha256, load_base

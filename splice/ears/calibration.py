@@ -32,8 +32,8 @@ from splice.ears.judging import (
     interaction_digest,
     judge_all,
     judge_name,
-    problem_of_line,
 )
+from splice.ears.record_files import problem_of_line
 from splice.errors import DataError, ModelError, SettingsError
 from splice.executor import book_call
 from splice.files import read_text, write_whole

@@ -25,7 +25,8 @@ from pydantic import Field, ValidationError
 
 from splice.abstention import SOLVABLE, parse_reply, wire
 from splice.ears.interactions import LABELS, Interaction, Label
-from splice.ears.judging import Verdict, interaction_digest, problem_of_line
+from splice.ears.judging import Verdict, interaction_digest
+from splice.ears.record_files import problem_of_line
 from splice.errors import DataError, SettingsError
 from splice.files import read_text, write_whole
 from splice.prompts import without_surrogates

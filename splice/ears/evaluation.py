@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import isawaitable
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Annotated, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from pydantic import Field, ValidationError
 
@@ -22,7 +22,7 @@ from splice._version import __version__
 from splice.abstention import SOLVABLE, parse_reply, short_rationale
 from splice.concurrency import each
 from splice.ears.interactions import LABELS, Interaction, Label
-from splice.ears.judging import Progress, problem_of_line
+from splice.ears.judging import Progress
 from splice.ears.metrics import (
     Comparison,
     Graded,
@@ -33,11 +33,11 @@ from splice.ears.metrics import (
     scores_by_source,
     scores_text,
 )
-from splice.errors import DataError, ModelError, SettingsError, StoreError
+from splice.ears.record_files import RecordFile, problem_of_line
+from splice.errors import DataError, ModelError, SettingsError
 from splice.executor import execute, memo_key
-from splice.files import Closing, write_whole
+from splice.files import write_whole
 from splice.ledger import Account, Spending, spending
-from splice.lines import resumed
 from splice.models.protocol import ChatModel
 from splice.prompts import one_line
 from splice.records import (
@@ -223,65 +223,10 @@ class ReplyKey(NamedTuple):
     prompt: str
 
 
-R = TypeVar("R", bound=Record)
+class ReplyFile(RecordFile[AgentReply]):
+    """Replies in a file that only grows. All arms share it."""
 
-
-def records_in(path: Path, data: bytes, kind: type[R]) -> Iterator[R]:
-    """The records in a file's lines; an incomplete last line is passed over.
-
-    Raises:
-        DataError: a line is no such record; the message names file, line and field.
-    """
-    for number, line in enumerate(data.split(b"\n")[:-1], 1):
-        try:
-            yield kind.model_validate_json(line)
-        except ValidationError as error:
-            raise DataError(f"{path}:{number}: {problem_of_line(error)}") from None
-
-
-class ReplyFile(Closing):
-    """Replies in a file that only grows, one a line; opened by one writer at a time.
-
-    All arms share it.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        """Open the file, or begin it, in a folder that is made if need be.
-
-        A last line that a killed writer left incomplete is cut off.
-
-        Raises:
-            StoreError: the file can't be read or written, or another writer has it.
-            DataError: a line is no reply; the message names file, line and field.
-        """
-        path = Path(path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"{path.parent}: {error.strerror}") from None
-        self._file, data = resumed(path)
-        try:
-            self._replies = {reply.key: reply for reply in records_in(path, data, AgentReply)}
-        except BaseException:
-            self._file.close()
-            raise
-
-    def close(self) -> None:
-        """Let go of the file. What was written is in it already."""
-        self._file.close()
-
-    def find(self, key: ReplyKey) -> AgentReply | None:
-        """The reply with this key; None if there is none yet."""
-        return self._replies.get(key)
-
-    def put(self, reply: AgentReply) -> None:
-        """Write a reply.
-
-        Raises:
-            StoreError: the disk is full or broken; what was written before is safe.
-        """
-        self._file.append(reply.model_dump_json().encode() + b"\n")
-        self._replies[reply.key] = reply
+    kind = AgentReply
 
 
 class Replies(NamedTuple):

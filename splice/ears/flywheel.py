@@ -23,9 +23,9 @@ from pydantic import ValidationError
 from splice.ears.calibration import Calibration, JudgeScore, Round
 from splice.ears.curation import Tally, is_settled
 from splice.ears.ensemble import CurationCard
-from splice.ears.evaluation import AbstentionResult, records_in
+from splice.ears.evaluation import AbstentionResult
 from splice.ears.interactions import Label
-from splice.ears.judging import problem_of_line
+from splice.ears.record_files import problem_of_line, records_in
 from splice.errors import DataError, SettingsError, StoreError
 from splice.files import read_text
 from splice.lines import check_regular, resumed

@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from splice.abstention import SOLVABLE, short_rationale
 from splice.concurrency import each
 from splice.ears.interactions import Interaction, Label
-from splice.errors import BudgetExceeded, DataError, ModelError, StoreError
+from splice.ears.record_files import RecordFile, records_in
+from splice.errors import BudgetExceeded, ModelError, StoreError
 from splice.executor import book_call
-from splice.files import Closing
 from splice.ledger import Account
-from splice.lines import check_regular, resumed
+from splice.lines import check_regular
 from splice.models.protocol import ChatModel
 from splice.prompts import defuse, excerpt, one_line, render, without_surrogates
 from splice.records import CallRecord, ChatMessage, ModelSettings, Record, Request, digest
@@ -370,52 +370,10 @@ async def judge_all(
 # --- verdicts on the disk --------------------------------------------------------------------
 
 
-class VerdictFile(Closing):
-    """Verdicts in a file that only grows, one a line; opened by one writer at a time.
+class VerdictFile(RecordFile[Verdict]):
+    """Verdicts in a file that only grows. Several judges may share it."""
 
-    Several judges may share it.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        """Open the file, or begin it, in a folder that is made if need be.
-
-        A last line that a killed writer left incomplete is cut off.
-
-        Raises:
-            StoreError: the file can't be read or written, or another writer has it.
-            DataError: a line is no verdict; the message names file, line and field.
-        """
-        path = Path(path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"{path.parent}: {error.strerror}") from None
-        self._file, data = resumed(path)
-        try:
-            self._verdicts: dict[VerdictKey, Verdict] = {}
-            for verdict in _verdicts_in(path, data):
-                self._verdicts.setdefault(verdict.key, verdict)
-        except BaseException:
-            self._file.close()
-            raise
-
-    def close(self) -> None:
-        """Let go of the file. What was written is in it already."""
-        self._file.close()
-
-    def find(self, key: VerdictKey) -> Verdict | None:
-        """The verdict with this key; None if there is none yet."""
-        return self._verdicts.get(key)
-
-    def put(self, verdict: Verdict) -> None:
-        """Write a verdict, unless there is one with its key.
-
-        Raises:
-            StoreError: the disk is full or broken; what was written before is safe.
-        """
-        if verdict.key not in self._verdicts:
-            self._file.append(verdict.model_dump_json().encode() + b"\n")
-            self._verdicts[verdict.key] = verdict
+    kind = Verdict
 
 
 def read_verdicts(path: str | Path) -> tuple[Verdict, ...]:
@@ -428,7 +386,7 @@ def read_verdicts(path: str | Path) -> tuple[Verdict, ...]:
         DataError: a line is no verdict; the message names file, line and field.
     """
     path = Path(path)
-    return tuple(_verdicts_in(path, _bytes_of(path)))
+    return tuple(records_in(path, _bytes_of(path), Verdict))
 
 
 def _bytes_of(path: Path) -> bytes:
@@ -437,23 +395,3 @@ def _bytes_of(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise StoreError(f"{path} can't be read: {error.strerror}") from None
-
-
-def _verdicts_in(path: Path, data: bytes) -> Iterator[Verdict]:
-    for number, line in enumerate(data.split(b"\n")[:-1], 1):
-        try:
-            yield Verdict.model_validate_json(line)
-        except ValidationError as error:
-            raise DataError(f"{path}:{number}: {problem_of_line(error)}") from None
-
-
-def problem_of_line(error: ValidationError) -> str:
-    """What is wrong with a line of JSON, with the field if it is one."""
-    problems: dict[str, list[str]] = {}
-    for found in error.errors(include_url=False, include_input=False, include_context=False):
-        # Each kind of value that a field may have is tried; `literal[...]` says which it was.
-        place = ".".join(str(part) for part in found["loc"] if "[" not in str(part))
-        problems.setdefault(place, []).append(found["msg"])
-    place, messages = next(iter(problems.items()))
-    text = f"{' / '.join(messages):.300}"
-    return f"{place:.80}: {text}" if place else text
