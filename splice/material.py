@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from splice.records import NodeId, NodeRun, Span, Trace
 from splice.workflow import Workflow
+
+_FINDING_WORDS: Final = 12
 
 
 class Piece(NamedTuple):
@@ -40,6 +42,14 @@ def material(workflow: Workflow, trace: Trace, node: NodeId) -> tuple[Piece, ...
 def emitted(run: NodeRun) -> str:
     """What a node said about its task; empty if it abstained, failed or was not called."""
     return run.output or "" if run.status == "ok" else ""
+
+
+def is_finding(output: str) -> bool:
+    """Whether an output is short enough to be one fact, which says what it is only with the task.
+
+    Longer ones are texts to pick sentences from.
+    """
+    return len(output.split()) <= _FINDING_WORDS
 
 
 def delivered(run: NodeRun | None) -> str:

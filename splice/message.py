@@ -18,7 +18,7 @@ from splice.errors import BudgetExceeded, ModelError
 from splice.executor import book_call
 from splice.features import bridges, named_items, telling_items
 from splice.ledger import Account
-from splice.material import Piece, emitted, holds, material, told
+from splice.material import Piece, emitted, holds, is_finding, material, told
 from splice.models.protocol import ChatModel
 from splice.prompts import one_line, quote, render
 from splice.records import (
@@ -47,9 +47,6 @@ _MAX_READ_LINES = 50
 
 _KNOWN_SHARE = 0.9
 """A sentence of which the receiver was told this share of the content words adds nothing."""
-
-_SHORT_WORDS = 12
-"""Outputs of at most so many words are findings; longer ones are texts to pick sentences from."""
 
 _MOST_ABOUT = 3
 """Items that a message may be said to be about."""
@@ -127,7 +124,7 @@ def _finding(workflow: Workflow, base: Trace, gap: Gap, heard: str) -> Iterator[
     """
     said = emitted(base.by_node[gap.edge.source])
     output = said.strip()
-    if is_refusal(output) or len(output.split()) > _SHORT_WORDS:
+    if is_refusal(output) or not is_finding(output):
         return
     if not words(output) - words(heard) and all(contains(heard, i) for i in named_items(output)):
         return
@@ -180,7 +177,7 @@ def _about(workflow: Workflow, base: Trace, gap: Gap) -> tuple[str, ...]:
     if is_refusal(output):
         return ()
     if bridging := bridges(workflow, base, gap.edge):
-        n_most = _MOST_ABOUT if len(output.split()) <= _SHORT_WORDS else 1
+        n_most = _MOST_ABOUT if is_finding(output) else 1
         return tuple(_apart(bridging))[:n_most]
     new = [item for item in telling_items(output) if not contains(heard, item)]
     return tuple(new[:1])

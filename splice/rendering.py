@@ -144,17 +144,22 @@ def resort_lists(workflow: Workflow, agent: Agent) -> tuple[str, ...]:
             for unsupported, supported in agent.alternatives.items()
         ]
         lists.append(_listed("told_alternatives", offers))
+    if others := others_list(workflow, agent.id):
+        lists.append(others)
+    return tuple(lists)
+
+
+def others_list(workflow: Workflow, node: NodeId) -> str:
+    """The other agents there are, in this workflow and elsewhere; empty if there are none."""
     # All nodes are told, however many: what a run of a given workflow reads may not change.
     others = [
         f"- {name}: {one_line(what, limit=_LONGEST)}"
-        for name, what in neighbours(workflow, agent.id).items()
+        for name, what in neighbours(workflow, node).items()
     ]
     others += _entries(
         [f"{name}: {one_line(what, limit=_LONGEST)}" for name, what in workflow.elsewhere.items()]
     )
-    if others:
-        lists.append(render("told_others", lines="\n".join(others)))
-    return tuple(lists)
+    return render("told_others", lines="\n".join(others)) if others else ""
 
 
 def neighbours(workflow: Workflow, node: NodeId) -> Mapping[NodeId, str]:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import splice
-from splice.coordination import CoordinationSettings, Statement, find_item, readings
+from splice.coordination import CoordinationSettings
 from splice.errors import ModelError, QueryError, SettingsError, TraceMismatch
 from splice.executor import NodeInput, RunSettings
 from splice.ledger import Budget
@@ -30,6 +30,7 @@ from splice.records import (
     Request,
     ToolRequest,
 )
+from splice.resolving import Statement, find_item, readings
 from splice.store import TraceStore
 from splice.tools import tool
 from splice.workflow import Agent, Function, Workflow

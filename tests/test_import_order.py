@@ -49,6 +49,7 @@ ORDER = (
     "language",
     "selectors",
     "line",
+    "resolving",
     "coordination",
     "report",
     "statistics",

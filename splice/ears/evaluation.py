@@ -39,7 +39,6 @@ from splice.executor import execute, memo_key
 from splice.files import write_whole
 from splice.ledger import Account, Spending, spending
 from splice.models.protocol import ChatModel
-from splice.prompts import one_line
 from splice.records import (
     CallRecord,
     ChatMessage,
@@ -50,7 +49,7 @@ from splice.records import (
     Query,
     Record,
 )
-from splice.rendering import documents_block, question_block, render_input
+from splice.rendering import documents_block, others_list, question_block, render_input
 from splice.report.display import WIDTH, aligned, visible, wrap
 from splice.statistics import Share, share
 from splice.text import contains
@@ -171,10 +170,9 @@ def interaction_of(workload: Workload, example: Example) -> Interaction:
 
 def _context(workflow: Workflow, query: Query) -> str:
     told = [message.content for message in messages_of(workflow, query)]
-    if workflow.elsewhere:
-        # Only the rules of abstaining name them to an agent; a judge sees no misrouting without.
-        others = [f"- {name}: {one_line(what)}" for name, what in workflow.elsewhere.items()]
-        told.insert(1, "\n".join(["The other agents:", *others]))
+    # Only the rules of abstaining name them to an agent; a judge sees no misrouting without.
+    if others := others_list(workflow, workflow.output):
+        told.insert(1, others)
     return "\n\n".join(told)
 
 
