@@ -47,8 +47,8 @@ from splice.abstention import SOLVABLE, abstention_prompt, wire
 from splice.ears.curation import Curated
 from splice.ears.evaluation import agent_of, in_mode, interaction_of, messages_of
 from splice.ears.interactions import LABELS, Interaction, Label
-from splice.ears.record_files import problem_of_line
-from splice.errors import DataError, SettingsError, StoreError, WeightsError
+from splice.ears.record_files import numbered_records
+from splice.errors import SettingsError, StoreError, WeightsError
 from splice.files import read_text, write_whole
 from splice.language import encoded_prompt, file_sha256, load_base
 from splice.prompts import defuse, render
@@ -276,14 +276,7 @@ def from_instances(path: str | Path) -> AgentData:
     """
     path = Path(path)
     found, left_out = [], Counter[str]()
-    # Not `splitlines`: JSON strings may hold U+2028 and the like as they are.
-    for number, line in enumerate(read_text(path, DataError).split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = Curated.model_validate_json(line)
-        except ValidationError as error:
-            raise DataError(f"{path}:{number}: {problem_of_line(error)}") from None
+    for _, row in numbered_records(path, Curated):
         if row.target is None or row.label is None:
             left_out["no target"] += 1
             continue

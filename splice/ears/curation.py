@@ -21,14 +21,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from splice.abstention import SOLVABLE, parse_reply, wire
 from splice.ears.interactions import LABELS, Interaction, Label
 from splice.ears.judging import Verdict, interaction_digest
-from splice.ears.record_files import problem_of_line
+from splice.ears.record_files import numbered_records
 from splice.errors import DataError, SettingsError
-from splice.files import read_text, write_whole
+from splice.files import write_whole
 from splice.prompts import without_surrogates
 from splice.records import Abstention, AbstentionCategory, NodeRun, Record, Trace, digest
 from splice.text import contains, items, norm, token_f1, words
@@ -52,14 +52,7 @@ def read_interactions(path: str | Path) -> tuple[Interaction, ...]:
     path = Path(path)
     found: list[Interaction] = []
     line_of: dict[str, int] = {}
-    # Not `splitlines`: JSON strings may hold U+2028 and the like as they are.
-    for number, line in enumerate(read_text(path, DataError).split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            interaction = Interaction.model_validate_json(line)
-        except ValidationError as error:
-            raise DataError(f"{path}:{number}: {problem_of_line(error)}") from None
+    for number, interaction in numbered_records(path, Interaction):
         first = line_of.setdefault(interaction.id, number)
         if first != number:
             raise DataError(f"{path}:{number}: id: {interaction.id!r} is that of line {first} too")

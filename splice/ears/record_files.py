@@ -9,7 +9,7 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from splice.errors import DataError, StoreError
-from splice.files import Closing
+from splice.files import Closing, read_text
 from splice.lines import resumed
 
 
@@ -89,6 +89,23 @@ def records_in(path: Path, data: bytes, kind: type[M]) -> Iterator[M]:
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
             yield kind.model_validate_json(line)
+        except ValidationError as error:
+            raise DataError(f"{path}:{number}: {problem_of_line(error)}") from None
+
+
+def numbered_records(path: Path, kind: type[M]) -> Iterator[tuple[int, M]]:
+    """The records of a file that somebody else wrote, with their lines' numbers; empty lines aside.
+
+    Raises:
+        DataError: the file can't be read, or a line is no such record; the message names file, line
+            and field.
+    """
+    # Not `splitlines`: JSON strings may hold U+2028 and the like as they are.
+    for number, line in enumerate(read_text(path, DataError).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            yield number, kind.model_validate_json(line)
         except ValidationError as error:
             raise DataError(f"{path}:{number}: {problem_of_line(error)}") from None
 
