@@ -247,6 +247,7 @@ def compare(
 
     from selector_training.language import evaluate as measure
     from selector_training.pairs import read_examples
+    from splice.errors import SettingsError
     from splice.language import LanguageSelector
     from splice.report.display import aligned
     from splice.selector import Selector
@@ -260,6 +261,12 @@ def compare(
     scores = _base_scores(tables)
     arms: tuple[Arm, ...] = ("edge",)
     examples = read_examples(pools, splits=(split,), arms=arms, base_scores=scores, view=view)
+    if not examples:
+        names = ", ".join(map(str, pools))
+        raise SettingsError(
+            f"no decisive trial of the {split} split in {names}, or none with its trace; exported "
+            "tables have no traces, and go to --tables"
+        )
     rows = [["selector", "n", "accuracy", "log loss", "expected gain", "adopt", "fix", "harm"]]
     for name in selectors:
         found = asyncio.run(measure(opened(name), examples))

@@ -563,3 +563,12 @@ def test_the_command_trains_and_its_selector_is_compared_and_used(
     exported = runner.invoke(app, ["export", selector, "--out", str(tmp_path / "out")])
     assert exported.exit_code == 0, exported.output
     assert isinstance(open_selector(tmp_path / "out"), LanguageSelector)
+
+
+def test_selectors_are_not_compared_on_a_folder_without_trials(pool: Path, tmp_path: Path) -> None:
+    export(pool, tmp_path / "tables", format="csv")
+    compared = CliRunner().invoke(
+        app, ["compare", str(tmp_path / "tables"), "--selector", "rules"], catch_exceptions=True
+    )
+    assert isinstance(compared.exception, SettingsError)
+    assert "go to --tables" in str(compared.exception)
