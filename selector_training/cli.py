@@ -242,14 +242,15 @@ def compare(
     ] = "evidence",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
-    """Give selectors of any tier the same decisive trials, and count what they would do."""
+    """Give selectors of any tier, and always adopting, the same decisive trials, and count."""
     import asyncio
+    import json
 
-    from selector_training.language import evaluate as measure
+    from selector_training.comparison import Adoption, adoption, comparison_text
+    from selector_training.comparison import evaluate as measure
     from selector_training.pairs import read_examples
     from splice.errors import SettingsError
     from splice.language import LanguageSelector
-    from splice.report.display import aligned
     from splice.selector import Selector
     from splice.selectors import open_selector
 
@@ -267,25 +268,14 @@ def compare(
             f"no decisive trial of the {split} split in {names}, or none with its trace; exported "
             "tables have no traces, and go to --tables"
         )
-    rows = [["selector", "n", "accuracy", "log loss", "expected gain", "adopt", "fix", "harm"]]
+    found: dict[str, Adoption] = {"always": adoption(examples, [True] * len(examples))}
     for name in selectors:
-        found = asyncio.run(measure(opened(name), examples))
-        if as_json:
-            typer.echo(found.model_dump_json())
-        rows.append(
-            [
-                name,
-                f"{found.n}",
-                f"{found.accuracy:.2f}",
-                f"{found.log_loss:.3f}",
-                f"{found.expected_gain:+.3f}",
-                f"{found.n_adopted}",
-                f"{found.n_fixed}",
-                f"{found.n_broken}",
-            ]
-        )
-    if not as_json:
-        _say("\n".join(aligned(rows)))
+        found[name] = asyncio.run(measure(opened(name), examples))
+    if as_json:
+        for name, row in found.items():
+            typer.echo(json.dumps({"selector": name, **row.model_dump(mode="json")}))
+    else:
+        _say(comparison_text(found))
 
 
 @app.command()

@@ -17,10 +17,8 @@ is called again.
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
-import math
 import shutil
 import sys
 import warnings
@@ -70,7 +68,6 @@ from splice.language import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     LABELS,
-    LanguageSelector,
     SelectorCard,
     encoded_labels,
     encoded_prompt,
@@ -82,8 +79,7 @@ from splice.language import (
     selector_messages,
 )
 from splice.learned import TrainingPool
-from splice.records import ChatMessage, Likelihoods, Probability, Record, digest
-from splice.selector import Selector, decide
+from splice.records import ChatMessage, Probability, Record, digest
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -328,14 +324,15 @@ def _row(tokenizer: Any, example: TrainingExample, place: int) -> dict[str, Any]
     for pair in preference_pairs(example):
         weights[pair.rejected] = pair.weight
     return {
-        "input_ids": encoded_prompt(tokenizer, _asked(example)),
+        "input_ids": encoded_prompt(tokenizer, asked(example)),
         "label": OUTCOMES.index(example.outcome),
         "weights": list(weights.values()),
         "place": place,
     }
 
 
-def _asked(example: TrainingExample) -> tuple[ChatMessage, ...]:
+def asked(example: TrainingExample) -> tuple[ChatMessage, ...]:
+    """What a language model is asked about a trial."""
     return selector_messages(example.case, example.block)
 
 
@@ -600,71 +597,3 @@ def unpack_gguf(path: str | Path, out: str | Path) -> Path:
     model.save_pretrained(str(out))
     tokenizer.save_pretrained(str(out))
     return out
-
-
-# --- comparison ------------------------------------------------------------------------------
-
-
-class Evaluation(Record):
-    """How a selector did on examples of known outcome."""
-
-    n: int
-    accuracy: Probability
-    """Share of the examples whose likeliest class is theirs."""
-    log_loss: float
-    """Mean of -log of the likelihood of what came true."""
-    expected_gain: float
-    """Mean score change an example if `splice.selector.decide` decides."""
-    n_adopted: int
-    n_fixed: int
-    """Adopted and beneficial."""
-    n_broken: int
-    """Adopted and harmful."""
-
-
-_LEAST_LIKELIHOOD: Final = 1e-12
-"""A selector that rules out what came true pays as if it had thought it this likely."""
-
-
-async def evaluate(selector: Selector, examples: Sequence[TrainingExample]) -> Evaluation:
-    """Measure a selector of whatever tier on the same examples.
-
-    Raises:
-        ValueError: there are no examples.
-        ModelError: the selector's model gave no usable answer.
-    """
-    if not examples:
-        raise ValueError("no examples to measure a selector on")
-    judged: Sequence[Likelihoods]
-    if isinstance(selector, LanguageSelector):
-        judged = await selector.judge_prompts([_asked(example) for example in examples])
-    else:
-        judged = await asyncio.gather(*(selector.judge(example.case) for example in examples))
-    n = len(examples)
-    likelihoods = [
-        (found.beneficial, found.neutral, found.harmful)[OUTCOMES.index(example.outcome)]
-        for found, example in zip(judged, examples, strict=True)
-    ]
-    adopted = [
-        example
-        for found, example in zip(judged, examples, strict=True)
-        if decide(found, base_score=example.case.base_score).action == "adopt"
-    ]
-    return Evaluation(
-        n=n,
-        accuracy=sum(
-            _likeliest(found) == example.outcome
-            for found, example in zip(judged, examples, strict=True)
-        )
-        / n,
-        log_loss=-sum(math.log(max(share, _LEAST_LIKELIHOOD)) for share in likelihoods) / n,
-        expected_gain=sum(example.delta for example in adopted) / n,
-        n_adopted=len(adopted),
-        n_fixed=sum(example.outcome == "beneficial" for example in adopted),
-        n_broken=sum(example.outcome == "harmful" for example in adopted),
-    )
-
-
-def _likeliest(found: Likelihoods) -> str:
-    shares = (found.beneficial, found.neutral, found.harmful)
-    return OUTCOMES[shares.index(max(shares))]

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from probes.export import export
 from probes.pool import read_manifest
 from selector_training.cli import app
+from selector_training.comparison import adoption, comparison_text, evaluate
 from selector_training.language import (
     LanguageSettings,
-    evaluate,
     last_checkpoint,
     train,
     unpack_gguf,
@@ -472,13 +472,32 @@ async def test_selectors_are_compared_by_accuracy_log_loss_and_gain() -> None:
     assert (found.n, found.n_adopted, found.n_fixed, found.n_broken) == (3, 3, 1, 1)
     assert found.accuracy == pytest.approx(1 / 3)
     assert found.log_loss == pytest.approx(-math.log(0.7 * 0.2 * 0.1) / 3)
-    assert found.expected_gain == pytest.approx(0.25 / 3)
+    assert found.expected_gain.mean == pytest.approx(0.25 / 3)
+    assert found.expected_gain.n == 3
 
 
 async def test_a_trial_that_is_not_adopted_gains_and_loses_nothing() -> None:
     sure_of_it = example("harmful", -1.0).case.model_copy(update={"base_score": 0.99})
     found = await evaluate(Sure(), [example("harmful", -1.0, case=sure_of_it)])
-    assert (found.n_adopted, found.expected_gain) == (0, 0.0)
+    assert (found.n_adopted, found.expected_gain.mean) == (0, 0.0)
+
+
+def test_adopting_some_counts_them_and_averages_by_question() -> None:
+    examples = [
+        example("beneficial", 1.0, 0),
+        example("harmful", -0.5, 1),
+        example("neutral", 0.0, 2),
+    ]
+    same = examples[1].model_copy(update={"group": examples[0].group})
+    found = adoption([examples[0], same, examples[2]], [True, True, False])
+    assert (found.n, found.n_adopted, found.n_fixed, found.n_broken) == (3, 2, 1, 1)
+    # Two questions: (1 - 0.5) / 2 and 0.
+    assert (found.expected_gain.n, found.expected_gain.mean) == (2, pytest.approx(0.125))
+    row = comparison_text({"always": found}).splitlines()[1].split()
+    assert row[:6] == ["always", "3", "2", "1", "1", "+0.125"]
+    assert row[-2:] == ["-", "-"]
+    with pytest.raises(ValueError, match="shorter"):
+        adoption(examples, [True])
 
 
 async def test_any_tier_can_be_measured(pool: Path) -> None:
@@ -553,8 +572,9 @@ def test_the_command_trains_and_its_selector_is_compared_and_used(
     chosen = ["--selector", "rules", "--selector", selector]
     compared = runner.invoke(app, ["compare", str(pool), *chosen, *options])
     assert compared.exit_code == 0, compared.output
-    assert [line.split()[0] for line in compared.stdout.splitlines()] == [
+    assert [line.split()[0] for line in compared.stdout.splitlines()[:4]] == [
         "selector",
+        "always",
         "rules",
         selector,
     ]
