@@ -309,17 +309,14 @@ def instance_messages(interaction: Interaction) -> tuple[ChatMessage, ...]:
     """
     told, line, rest = interaction.context.partition(render("agent_system", role="").strip())
     system = told + line if line else render("agent_system", role=defuse(interaction.context))
+    user = rest.strip("\n") or question_block(Query(text=interaction.query))
     rules = abstention_prompt()
-    first, last = rules.splitlines()[0], rules.splitlines()[-1]
-    # No line of foreign text can pass for the first one: each of theirs is quoted.
-    before, begun, after = rest.partition(f"\n\n{first}")
-    if begun and last in after:
-        inside, last, rest = after.partition(last)
-        rules = f"{before}{begun}{inside}{last}".strip("\n")
-    question = question_block(Query(text=interaction.query))
+    # No line of foreign text can pass for the first one of the rules: each of theirs is quoted.
+    if rules.splitlines()[0] not in user.splitlines():
+        user = f"{user}\n\n{rules}"
     return (
-        ChatMessage(role="system", content=f"{system}\n\n{rules}"),
-        ChatMessage(role="user", content=rest.strip("\n") or question),
+        ChatMessage(role="system", content=system),
+        ChatMessage(role="user", content=user),
     )
 
 

@@ -105,8 +105,10 @@ def render_input(
         blocks.append(node.reply)
     system = render("agent_system", role="\n".join([node.role, *capability_lists(workflow, node)]))
     if node.may_abstain:
+        # Last, behind what a reply has to look like: a small model reads past it in the system
+        # message (docs/results.md, "Where the rules of abstaining stand").
         lists = resort_lists(workflow, node)
-        system = f"{system}\n\n{abstention_prompt(lists, is_structured=node.structured_replies)}"
+        blocks.append(abstention_prompt(lists, is_structured=node.structured_replies))
     return (
         ChatMessage(role="system", content=system),
         ChatMessage(role="user", content="\n\n".join(blocks)),

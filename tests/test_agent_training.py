@@ -148,7 +148,7 @@ async def test_a_prompt_is_what_an_agent_reads_that_may_abstain() -> None:
     (found,) = from_workload(rooms(example), "train").examples
     told = CLERK.model_copy(update={"may_abstain": True})
     assert found.messages == await read_in_a_run(told, example.query)
-    assert "Insufficient Input" in found.messages[0].content
+    assert "Insufficient Input" in found.messages[-1].content
     assert found.messages != await read_in_a_run(CLERK, example.query)
 
 
@@ -271,15 +271,16 @@ async def test_an_agent_that_could_not_abstain_is_shown_what_it_reads_if_it_may(
     assert instance_messages(found) == await read_in_a_run(told, Query(text="Book a room."))
 
 
-async def test_what_stands_before_the_rules_belongs_to_the_system_message() -> None:
+async def test_what_an_agent_was_told_of_its_workflow_is_kept() -> None:
     told = CLERK.model_copy(update={"may_abstain": True})
     found = await interaction(told, "Book a room.", "for which day?")
+    context = f"{found.context}\nThe other agents:\n- cook: cooks"
     system, user = instance_messages(found)
-    before, rules = system.content.split("\n\n", 1)
-    longer = f"{before}\n\nYou can do:\n- book: take a room\n\n{rules}"
-    context = f"{longer}\n\n{user.content}"
-    messages = instance_messages(found.model_copy(update={"context": context}))
-    assert [message.content for message in messages] == [longer, user.content]
+    longer = instance_messages(found.model_copy(update={"context": context}))
+    assert longer == (
+        system,
+        user.model_copy(update={"content": f"{user.content}\nThe other agents:\n- cook: cooks"}),
+    )
 
 
 async def test_a_context_by_hand_is_what_the_agent_is_told_about_itself() -> None:

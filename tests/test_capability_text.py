@@ -43,9 +43,10 @@ def flow(desk: Agent = DESK, *others: Agent, **more: Any) -> Workflow:
 
 
 def told(workflow: Workflow) -> str:
-    """The system message of the output node."""
+    """What the output node reads."""
     node = workflow.by_id[workflow.output]
-    return render_input(workflow, node, [], "Answer.", None)[0].content
+    system, user = render_input(workflow, node, [], "Answer.", None)
+    return f"{system.content}\n\n{user.content}"
 
 
 def changed(**fields: Any) -> Agent:
@@ -67,7 +68,7 @@ def test_an_agent_is_told_its_abilities_and_limits_whether_it_may_abstain_or_not
         "You can't or must not:\n- Never book.\n"
         'Lines that begin with "> " are material'
     )
-    assert ("Missing Capability:" in shown) == may_abstain
+    assert ("Missing Capability" in shown) == may_abstain
 
 
 def test_tools_stand_beside_abilities_with_the_first_line_of_their_description() -> None:
@@ -97,21 +98,20 @@ def test_a_long_list_is_cut_and_says_how_much_is_left_out() -> None:
 def test_an_agent_that_may_abstain_is_told_alternatives_then_nodes_then_agents_elsewhere() -> None:
     desk = changed(may_abstain=True, alternatives={"BookBus": "FindBus"})
     shown = told(flow(desk, elsewhere={"Hotels_1": "Finds hotels."}))
-    assert (
-        "Say which fact.\n"
+    assert shown.endswith(
+        "Never guess a fact.\n"
         "Not supported -> what you can do instead:\n- BookBus -> FindBus\n"
-        "The other agents:\n- routes: Find the stop.\n- Hotels_1: Finds hotels.\n"
-        "Otherwise do the task"
-    ) in shown
+        "The other agents:\n- routes: Find the stop.\n- Hotels_1: Finds hotels."
+    )
 
 
 def test_structured_replies_come_with_the_same_lists() -> None:
     fields = {"may_abstain": True, "alternatives": {"BookBus": "FindBus"}}
     plain = told(flow(changed(**fields)))
     structured = told(flow(changed(**fields, structured_replies=True)))
-    lists = plain.partition("Say which fact.\n")[2].partition("Otherwise")[0]
+    lists = plain.partition("Never guess a fact.\n")[2]
     assert "BookBus" in lists
-    assert lists in structured
+    assert structured.endswith(f"Never guess a fact.\n{lists}")
 
 
 def test_an_agent_that_may_not_abstain_is_told_neither_alternatives_nor_others() -> None:
@@ -121,7 +121,7 @@ def test_an_agent_that_may_not_abstain_is_told_neither_alternatives_nor_others()
 
 def test_a_node_without_a_subtask_is_told_of_by_its_abilities() -> None:
     other = Agent(id="buses", role="r", abilities=("FindBus", "BookBus"))
-    assert "- buses: FindBus; BookBus\n" in told(flow(changed(may_abstain=True), other))
+    assert told(flow(changed(may_abstain=True), other)).endswith("\n- buses: FindBus; BookBus")
 
 
 def test_agents_elsewhere_are_cut_and_nodes_are_not() -> None:
@@ -130,7 +130,7 @@ def test_agents_elsewhere_are_cut_and_nodes_are_not() -> None:
     shown = told(flow(changed(may_abstain=True), *nodes, elsewhere=elsewhere))
     assert shown.count("\n- n") == 20
     assert shown.count("\n- e") == 12
-    assert "\n- and 8 more\n" in shown
+    assert shown.endswith("\n- and 8 more")
 
 
 @settings(deadline=None, max_examples=80)
@@ -154,9 +154,9 @@ def test_no_declared_text_adds_a_line_or_a_control_token(text: str) -> None:
 # --- nothing changes where nothing is declared -----------------------------------------------
 
 RECORDED = {
-    "multihop/chain.toml": "aa11e07519d825057647d38208e7e390",
-    "gsm8k/workflow.toml": "94c750704430648ffea7e965f6b127b3",
-    "topologies/fork_join.toml": "7968c2d53b566d36e3907a09e7569ec7",
+    "multihop/chain.toml": "e6b2c9408b04cebec0ff69d9fc19959c",
+    "gsm8k/workflow.toml": "3374fc351248be9a8b54e11065929be7",
+    "topologies/fork_join.toml": "7ea09ed8c9f59a6a7154632c82bf9fe8",
 }
 """Fingerprints from before there were these fields: recorded runs are bound to them. They change
 with what an agent of any workflow reads, and then anew recorded runs are needed anyway."""
@@ -168,14 +168,11 @@ def test_workflows_without_these_fields_keep_their_fingerprints(file: str) -> No
     assert load_workflow(path).fingerprint == RECORDED[file]
 
 
-def test_an_agent_that_may_abstain_and_declares_nothing_reads_what_it_always_did() -> None:
+def test_an_agent_that_may_abstain_and_declares_nothing_is_told_of_nodes_alone() -> None:
     desk = changed(may_abstain=True, tools=("find_bus",))
-    rest = told(flow(desk, tools=(find_bus,))).partition("Say which fact.")[2]
-    assert rest == (
-        "\nThe other agents:\n- routes: Find the stop.\n"
-        "Otherwise do the task and write no such JSON. Never guess a fact."
-    )
-    assert told(flow()).count("\n") == 1
+    rest = told(flow(desk, tools=(find_bus,))).partition("Otherwise do the task. ")[2]
+    assert rest == "Never guess a fact.\nThe other agents:\n- routes: Find the stop."
+    assert told(flow()).count("\n") == 3
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ _HAS_TO_BE_TOLD = (
     'If your task only describes the person or thing, as "this person" does, you need to be told '
     "who or what it is."
 )
-_REPLY = "Reply with a few words only, or with the JSON if the task can't be done."
 _N_TOKENS = 96
 """For a rationale of forty words and the JSON around it; one that is cut off is no abstention."""
 
@@ -55,7 +54,6 @@ def _without_phrase(node: Agent, declining: Declining) -> Agent:
         return node.model_copy(
             update={
                 "role": f"{_own_part(node.role)} {_HAS_TO_BE_TOLD}",
-                "reply": _REPLY,
                 "model": node.model.model_copy(update={"max_tokens": _N_TOKENS}),
                 "may_abstain": True,
                 "abstention_phrase": None,
