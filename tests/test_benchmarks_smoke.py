@@ -146,12 +146,15 @@ def test_a_step_is_timed_without_its_first_run():
 
 async def test_pooled_tables_count_the_questions_of_every_run(tmp_path):
     settings = EvaluationSettings(policies=("static", "splice"))
-    for name in ("one", "two"):
-        await evaluate(workload(), model(), split="test", settings=settings, folder=tmp_path / name)
+    more = EvaluationSettings(policies=("static", "splice", "never"))
+    for name, own in (("one", settings), ("two", more)):
+        await evaluate(workload(), model(), split="test", settings=own, folder=tmp_path / name)
     head, static, splice = (line.split() for line in endtoend.pooled(tmp_path, ["one", "two"]))
     assert head[:4] == ["policy", "b", "n", "score"]
     assert static[:4] == ["static", "-", "20", "0.500"]
     assert splice[:4] == ["splice", "0.5", "20", "1.000"]
+    _, row = (line.split() for line in endtoend.compared(tmp_path, ["one", "two"]))
+    assert row[:4] == ["static", "0.5", "20", "+0.500"]
     with pytest.raises(StoreError, match="three"):
         endtoend.pooled(tmp_path, ["one", "three"])
 
