@@ -164,7 +164,7 @@ def test_each_run_is_a_command_of_its_own():
     found = endtoend.command(planned, Path("data"), Path("out"), ["--limit", "3"])
     assert " ".join(found[1:]) == (
         "-m splice evaluate multihop --data data/multihop_2wiki --out out/2wiki-planned "
-        "-o subtasks=planned --limit 3"
+        "--seed 0 -o subtasks=planned --limit 3"
     )
     names = [run.name for run in endtoend.RUNS]
     assert {name for group in endtoend.POOLED.values() for name in group} <= set(names)
