@@ -433,7 +433,7 @@ def _variant_text(one: Variant) -> str:
                 f"{choice.diagnoser}, {choice.arm}",
                 str(choice.share.n),
                 f"{choice.share.value:.3f}",
-                _interval(choice.share.interval),
+                f"{choice.share.interval:z.3f}",
                 *_difference(choice.signal_more),
                 "-" if choice.p_mcnemar is None else f"{choice.p_mcnemar:.3f}",
             )
@@ -490,15 +490,11 @@ _SAYS: Final[tuple[Says, ...]] = ("abstained", "malformed", "declined", "failed"
 def _share(found: Share | None) -> str:
     if found is None:
         return "-"
-    return f"{found.n_hits} of {found.n}, {found.value:.3f} {_interval(found.interval)}"
+    return f"{found.n_hits} of {found.n}, {found.value:.3f} {found.interval:z.3f}"
 
 
 def _difference(found: Gain | None) -> tuple[str, str]:
-    return ("-", "-") if found is None else (f"{found.mean:+z.3f}", _interval(found.interval))
-
-
-def _interval(found: Interval) -> str:
-    return f"[{found.low:z.3f}, {found.high:z.3f}]"
+    return ("-", "-") if found is None else (f"{found.mean:+z.3f}", f"{found.interval:z.3f}")
 
 
 # --- learned parts ---------------------------------------------------------------------------
@@ -937,7 +933,7 @@ def rows_text(found: Sequence[Row]) -> str:
                 f"{row.with_signals:z.3f}",
                 f"{row.without:z.3f}",
                 f"{row.difference:+z.3f}",
-                _interval(row.interval),
+                f"{row.interval:z.3f}",
                 "-" if row.constant is None else f"{row.constant:.3f}",
             )
             for row in found

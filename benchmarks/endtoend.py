@@ -15,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Final, NamedTuple
 
 from splice.errors import StoreError
@@ -69,46 +68,22 @@ def command(run: Run, data: Path, out: Path, arguments: Sequence[str]) -> list[s
     ]
 
 
-def pooled(out: Path, names: Sequence[str]) -> list[str]:
-    """The table of several evaluations of one metric together, of the policies that all have.
+class Pooled(NamedTuple):
+    """Several evaluations of one metric together."""
+
+    rows: Sequence[Row]
+    """Of the policies that all of them have."""
+    settings: EvaluationSettings
+    """Of the first: budgets and statistics are those of all."""
+    metric: str
+
+
+def together(out: Path, names: Sequence[str]) -> Pooled:
+    """Read the evaluations of these names.
 
     Raises:
         StoreError: one of them is not there, or goes by another metric than the others.
     """
-    rows, settings, metric = _together(out, names)
-    return policy_table(policy_results(rows, settings, metric))
-
-
-def compared(out: Path, names: Sequence[str], policy: str = "splice") -> list[str]:
-    """What a policy scores above each other, budget by budget, on the questions that both have.
-
-    Raises:
-        StoreError: as `pooled` does.
-    """
-    rows, settings, metric = _together(out, names)
-    scores: dict[tuple[str, float | None], dict[str, list[float]]] = {}
-    for row in rows:
-        own = scores.setdefault((row.policy, row.budget), {})
-        own.setdefault(row.query_id, []).append(row.scores[metric])
-    table = [[f"{policy} above ...", "b", "n", "difference", "95% interval"]]
-    for (other, budget), theirs in scores.items():
-        for asked in settings.budgets if budget is None else (budget,):
-            ours = scores.get((policy, asked), {})
-            both = [query for query in theirs if query in ours]
-            if other == policy or not both:
-                continue
-            found = paired_gain(
-                [fmean(theirs[query]) for query in both],
-                [fmean(ours[query]) for query in both],
-                seed=settings.seed,
-            )
-            ends = f"[{found.interval.low:+.3f}, {found.interval.high:+.3f}]"
-            table.append([other, f"{asked:g}", f"{found.n}", f"{found.mean:+.3f}", ends])
-    return aligned(table)
-
-
-def _together(out: Path, names: Sequence[str]) -> tuple[list[Row], EvaluationSettings, str]:
-    """Rows of the policies that all evaluations have, what was asked for, and the metric."""
     results = [_result(out / name) for name in names]
     metrics = {result.metric for result in results}
     if len(metrics) > 1:
@@ -118,7 +93,35 @@ def _together(out: Path, names: Sequence[str]) -> tuple[list[Row], EvaluationSet
     read = [list(_rows(out / name, name)) for name in names]
     common = set.intersection(*({(row.policy, row.budget) for row in rows} for rows in read))
     rows = [row for own in read for row in own if (row.policy, row.budget) in common]
-    return rows, results[0].settings, results[0].metric
+    return Pooled(rows, results[0].settings, results[0].metric)
+
+
+def pooled(found: Pooled) -> list[str]:
+    """The table of policies."""
+    return policy_table(policy_results(found.rows, found.settings, found.metric))
+
+
+def compared(found: Pooled, policy: str = "splice") -> list[str]:
+    """What a policy scores above each other, budget by budget, on the questions that both have."""
+    scores: dict[tuple[str, float | None], dict[str, list[float]]] = {}
+    for row in found.rows:
+        own = scores.setdefault((row.policy, row.budget), {})
+        own.setdefault(row.query_id, []).append(row.scores[found.metric])
+    table = [[f"{policy} above ...", "b", "n", "difference", "95% interval"]]
+    for (other, budget), theirs in scores.items():
+        for asked in found.settings.budgets if budget is None else (budget,):
+            ours = scores.get((policy, asked), {})
+            both = [query for query in theirs if query in ours]
+            if other == policy or not both:
+                continue
+            more = paired_gain(
+                [theirs[query] for query in both],
+                [ours[query] for query in both],
+                seed=found.settings.seed,
+            )
+            ends = f"{more.interval:+.3f}"
+            table.append([other, f"{asked:g}", f"{more.n}", f"{more.mean:+.3f}", ends])
+    return aligned(table)
 
 
 def _result(folder: Path) -> EvaluationResult:
@@ -177,7 +180,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         done = [name for name in names if name in args.runs]
         if len(done) > 1:
             print(f"\n## {title}: {', '.join(done)} pooled\n")
-            print("\n".join([*pooled(args.out, done), "", *compared(args.out, done)]))
+            found = together(args.out, done)
+            print("\n".join([*pooled(found), "", *compared(found)]))
     return 0
 
 

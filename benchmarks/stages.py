@@ -177,7 +177,7 @@ def _part(n: int, n_before: int) -> tuple[str, str]:
     part = share(n, n_before)
     if part is None:
         return "-", "-"
-    return f"{part.value:.2f}", f"[{part.interval.low:.2f}, {part.interval.high:.2f}]"
+    return f"{part.value:.2f}", f"{part.interval:.2f}"
 
 
 def _scores(found: Sequence[Case]) -> tuple[str, str]:

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from selector_training.counting import by_question, gain
-from selector_training.language import asked
 from selector_training.pairs import OUTCOMES, TrainingExample
 from selector_training.tables import Question
-from splice.language import LanguageSelector
+from splice.language import LanguageSelector, selector_messages
 from splice.records import Likelihoods, Probability, Record
 from splice.report.display import aligned, wrap
 from splice.selector import Selector, decide
@@ -56,7 +55,9 @@ async def evaluate(selector: Selector, examples: Sequence[TrainingExample]) -> E
         raise ValueError("no examples to measure a selector on")
     judged: Sequence[Likelihoods]
     if isinstance(selector, LanguageSelector):
-        judged = await selector.judge_prompts([asked(example) for example in examples])
+        judged = await selector.judge_prompts(
+            [selector_messages(example.case, example.block) for example in examples]
+        )
     else:
         judged = await asyncio.gather(*(selector.judge(example.case) for example in examples))
     both = tuple(zip(judged, examples, strict=True))
@@ -124,7 +125,6 @@ def comparison_text(found: Mapping[str, Adoption]) -> str:
 
 
 def _row(name: str, row: Adoption) -> tuple[str, ...]:
-    ends = row.expected_gain.interval
     known = (f"{row.accuracy:.2f}", f"{row.log_loss:.3f}") if isinstance(row, Evaluation) else None
     return (
         name,
@@ -133,6 +133,6 @@ def _row(name: str, row: Adoption) -> tuple[str, ...]:
         f"{row.n_fixed}",
         f"{row.n_broken}",
         f"{row.expected_gain.mean:+.3f}",
-        f"[{ends.low:+.3f}, {ends.high:+.3f}]",
+        f"{row.expected_gain.interval:+.3f}",
         *(known or ("-", "-")),
     )

@@ -40,7 +40,7 @@ from splice.queries import Split
 from splice.records import Probability, Record
 from splice.report.display import WIDTH, aligned, counted, wrap
 from splice.selector import decide
-from splice.statistics import Bin, Gain, Interval, auc, calibration, paired_gain, spearman
+from splice.statistics import Bin, Gain, auc, calibration, paired_gain, spearman
 
 N_SHUFFLES: Final = 20
 """Shuffles of the evidence that are averaged; one alone is a matter of luck."""
@@ -562,7 +562,7 @@ def _ranking_text(ranking: Ranking) -> list[str]:
             [
                 ranker.name,
                 f"{ranker.hits.mean:.3f}",
-                _interval(ranker.hits.interval),
+                f"{ranker.hits.interval:.3f}",
                 *_difference(ranker.learned_more),
             ]
             for ranker in ranking.rankers
@@ -581,9 +581,9 @@ def _admissions_text(found: Sequence[Admission]) -> list[str]:
                 f"{one.n_trials:,}",
                 f"{one.n_decisive:,}",
                 f"{one.always.mean:+.3f}",
-                _interval(one.always.interval),
+                f"{one.always.interval:.3f}",
                 f"{one.oracle.mean:+.3f}",
-                _interval(one.oracle.interval),
+                f"{one.oracle.interval:.3f}",
             ]
             for one in found
         ),
@@ -639,18 +639,14 @@ def _tier_row(name: str, tier: Tier) -> list[str]:
         f"{tier.n_broken:.4g}",
         _number(tier.fix_ratio, ".2f"),
         f"{tier.gain.mean:+.3f}",
-        _interval(tier.gain.interval),
+        f"{tier.gain.interval:.3f}",
         *_difference(tier.learned_more),
     ]
 
 
 def _difference(gain: Gain | None) -> tuple[str, str]:
-    return ("-", "-") if gain is None else (f"{gain.mean:+.3f}", _interval(gain.interval))
+    return ("-", "-") if gain is None else (f"{gain.mean:+.3f}", f"{gain.interval:.3f}")
 
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
-
-
-def _interval(interval: Interval) -> str:
-    return f"[{interval.low:.3f}, {interval.high:.3f}]"

@@ -79,7 +79,7 @@ from splice.language import (
     selector_messages,
 )
 from splice.learned import TrainingPool
-from splice.records import ChatMessage, Probability, Record, digest
+from splice.records import Probability, Record, digest
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -324,16 +324,11 @@ def _row(tokenizer: Any, example: TrainingExample, place: int) -> dict[str, Any]
     for pair in preference_pairs(example):
         weights[pair.rejected] = pair.weight
     return {
-        "input_ids": encoded_prompt(tokenizer, asked(example)),
+        "input_ids": encoded_prompt(tokenizer, selector_messages(example.case, example.block)),
         "label": OUTCOMES.index(example.outcome),
         "weights": list(weights.values()),
         "place": place,
     }
-
-
-def asked(example: TrainingExample) -> tuple[ChatMessage, ...]:
-    """What a language model is asked about a trial."""
-    return selector_messages(example.case, example.block)
 
 
 def _supervised(base: Any, settings: LanguageSettings, common: Mapping[str, Any]) -> Trainer:

@@ -298,7 +298,7 @@ def _say_round(made: Round) -> None:
     _note(
         f"round {made.number}: version {made.guideline.version}, accuracy "
         f"{made.score.accuracy:.3f}, held out {held_out.value:.3f} "
-        f"[{held_out.interval.low:.3f}, {held_out.interval.high:.3f}]"
+        f"{held_out.interval:.3f}"
     )
 
 

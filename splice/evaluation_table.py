@@ -64,7 +64,6 @@ def policy_table(policies: Sequence[PolicyResult]) -> list[str]:
 
 
 def _policy_cells(result: PolicyResult) -> tuple[str, ...]:
-    low, high = result.gain.interval.low, result.gain.interval.high
     net = result.tokens_per_net_fixed
     return (
         result.policy + ("*" if result.is_half else ""),
@@ -72,7 +71,7 @@ def _policy_cells(result: PolicyResult) -> tuple[str, ...]:
         f"{result.n}",
         f"{result.score:.3f}",
         f"{result.gain.mean:+.3f}",
-        f"[{low:+.3f}, {high:+.3f}]",
+        f"{result.gain.interval:+.3f}",
         f"{result.p_mcnemar:.3f}",
         f"{result.fixed}",
         f"{result.broken}",
@@ -151,7 +150,7 @@ def _foreseen(diagnosis: DiagnosisResult) -> Iterator[str]:
                 choice.ranker,
                 f"{choice.share.n}",
                 f"{choice.share.value:.2f}",
-                f"[{choice.share.interval.low:.2f}, {choice.share.interval.high:.2f}]",
+                f"{choice.share.interval:.2f}",
             )
             for choice in diagnosis.edge_choice
         ]

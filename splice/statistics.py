@@ -73,6 +73,14 @@ class Interval(Record):
     low: float
     high: float
 
+    def __format__(self, spec: str) -> str:
+        """Both ends in the same format; without one, as other records are shown.
+
+        >>> f"{Interval(low=-0.0104, high=0.0688):+.3f}"
+        '[-0.010, +0.069]'
+        """
+        return f"[{self.low:{spec}}, {self.high:{spec}}]" if spec else str(self)
+
 
 class Gain(Record):
     """Mean paired difference of two systems over the same questions."""

@@ -149,14 +149,15 @@ async def test_pooled_tables_count_the_questions_of_every_run(tmp_path):
     more = EvaluationSettings(policies=("static", "splice", "never"))
     for name, own in (("one", settings), ("two", more)):
         await evaluate(workload(), model(), split="test", settings=own, folder=tmp_path / name)
-    head, static, splice = (line.split() for line in endtoend.pooled(tmp_path, ["one", "two"]))
+    found = endtoend.together(tmp_path, ["one", "two"])
+    head, static, splice = (line.split() for line in endtoend.pooled(found))
     assert head[:4] == ["policy", "b", "n", "score"]
     assert static[:4] == ["static", "-", "20", "0.500"]
     assert splice[:4] == ["splice", "0.5", "20", "1.000"]
-    _, row = (line.split() for line in endtoend.compared(tmp_path, ["one", "two"]))
+    _, row = (line.split() for line in endtoend.compared(found))
     assert row[:4] == ["static", "0.5", "20", "+0.500"]
     with pytest.raises(StoreError, match="three"):
-        endtoend.pooled(tmp_path, ["one", "three"])
+        endtoend.together(tmp_path, ["one", "three"])
 
 
 def test_each_run_is_a_command_of_its_own():

@@ -158,7 +158,7 @@ RECORDED = {
     "gsm8k/workflow.toml": "3374fc351248be9a8b54e11065929be7",
     "topologies/fork_join.toml": "7ea09ed8c9f59a6a7154632c82bf9fe8",
 }
-"""Fingerprints from before there were these fields: recorded runs are bound to them. They change
+"""Recorded runs are bound to these fingerprints, which the new fields leave alone. They change
 with what an agent of any workflow reads, and then anew recorded runs are needed anyway."""
 
 

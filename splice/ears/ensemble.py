@@ -158,7 +158,7 @@ def _value(found: Share | None) -> str:
 
 
 def _interval(found: Share | None) -> str:
-    return "" if found is None else f"[{found.interval.low:.3f}, {found.interval.high:.3f}]"
+    return "" if found is None else f"{found.interval:.3f}"
 
 
 # --- the card --------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def round_cells(made: Round) -> tuple[str, ...]:
         f"{made.score.accuracy:.3f}",
         f"{made.held_out.n:,}",
         f"{held_out.value:.3f}",
-        _interval(held_out),
+        f"{held_out.interval:.3f}",
         _decision(made),
     )
 
@@ -444,15 +444,11 @@ def _cycle_cells(cycle: Cycle) -> tuple[str, ...]:
         f"version {cycle.guideline_version} ({cycle.guideline[:8]})",
         f"{cycle.seed_accuracy.value:.3f}",
         f"{cycle.held_out_accuracy.value:.3f}",
-        _interval(cycle.held_out_accuracy),
+        f"{cycle.held_out_accuracy.interval:.3f}",
         f"{sum(row.accepted for row in cycle.categories):,}",
         f"{sum(row.unresolved for row in cycle.categories):,}",
         f"{cycle.passed.value:.3f}",
-        _interval(cycle.passed),
+        f"{cycle.passed.interval:.3f}",
         shortened(cycle.arm, 20),
         shortened(cycle.model.name, 30),
     )
-
-
-def _interval(found: Share) -> str:
-    return f"[{found.interval.low:.3f}, {found.interval.high:.3f}]"

@@ -355,7 +355,7 @@ def _summary(name: str, found: Scores) -> Iterator[str]:
 def _cells(found: Share | None) -> tuple[str, str]:
     if found is None:
         return "-", "-"
-    return f"{found.value:.3f}", f"[{found.interval.low:.3f}, {found.interval.high:.3f}]"
+    return f"{found.value:.3f}", f"{found.interval:.3f}"
 
 
 _LABEL_COLUMNS = (
